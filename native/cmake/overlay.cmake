@@ -1,0 +1,18 @@
+# cmake -DFROM=<source package> -DTO=<build package> -P overlay.cmake
+# Links every entry of the source package into the build's package folder, and removes links whose target is gone.
+file(MAKE_DIRECTORY "${TO}")
+file(GLOB present "${TO}/*")
+foreach(entry IN LISTS present)
+  if(IS_SYMLINK "${entry}" AND NOT EXISTS "${entry}")
+    file(REMOVE "${entry}")
+  endif()
+endforeach()
+file(GLOB entries RELATIVE "${FROM}" "${FROM}/*")
+foreach(entry IN LISTS entries)
+  if(entry STREQUAL "__pycache__" OR entry MATCHES "\\.so$")
+    continue()
+  endif()
+  if(NOT EXISTS "${TO}/${entry}")
+    file(CREATE_LINK "${FROM}/${entry}" "${TO}/${entry}" SYMBOLIC)
+  endif()
+endforeach()

@@ -1,0 +1,68 @@
+#include "facts.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+namespace streampool::python {
+
+nb::dict facts_dict(const debug::BlockFacts& f) {
+  nb::dict d;
+  d["serial"] = f.serial;
+  d["state"] = std::string(debug::block_state_word(f.state));
+  d["address"] = f.address;
+  d["size"] = f.size;
+  d["begin"] = f.begin;
+  d["reserved"] = f.reserved;
+  d["stream"] = f.stream;
+  d["allocated_thread"] = f.allocated_thread;
+  d["freed_thread"] = f.freed_thread;
+  d["allocated_time"] = f.allocated_time;
+  d["freed_time"] = f.freed_time;
+  d["allocated_at"] = f.allocated_at;
+  d["freed_at"] = f.freed_at;
+  d["raw"] = f.raw;
+  d["tag"] = f.tag;
+  return d;
+}
+
+nb::dict fault_dict(const debug::Fault& f) {
+  const auto optional = [](const std::optional<debug::BlockFacts>& facts) { return facts ? nb::object(facts_dict(*facts)) : nb::none(); };
+  const auto bytes = [](const std::vector<std::uint8_t>& v) { return nb::bytes(v.data(), v.size()); };
+  nb::dict d;
+  d["kind"] = std::string(debug::fault_word(f.kind));
+  d["number"] = f.number;
+  d["block"] = optional(f.block);
+  d["below"] = optional(f.below);
+  d["above"] = optional(f.above);
+  d["address"] = f.address;
+  d["last"] = f.last;
+  d["bad_bytes"] = f.bad_bytes;
+  d["shown_from"] = f.shown_from;
+  d["found"] = bytes(f.found);
+  d["expected"] = bytes(f.expected);
+  d["at"] = f.at;
+  d["time"] = f.time;
+  d["last_good_check"] = f.last_good_check;
+  d["found_by_check"] = f.found_by_check;
+  d["last_good_time"] = f.last_good_time;
+  d["note"] = f.note;
+  return d;
+}
+
+nb::dict totals_dict(const debug::Totals& t) {
+  nb::dict d;
+  d["checks"] = t.checks;
+  d["blocks_checked"] = t.blocks_checked;
+  d["blocks_freed"] = t.blocks_freed;
+  d["blocks_not_checked"] = t.blocks_not_checked;
+  d["quarantined_blocks"] = t.quarantined_blocks;
+  d["quarantined_bytes"] = t.quarantined_bytes;
+  d["faults"] = t.faults;
+  d["faults_dropped"] = t.faults_dropped;
+  d["freed_bytes"] = t.freed_bytes;
+  d["untouched_bytes"] = t.untouched_bytes;
+  return d;
+}
+
+}  // namespace streampool::python

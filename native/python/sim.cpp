@@ -1,0 +1,417 @@
+// See sim.hpp. Imports driver/sim/machine.hpp.
+//
+// Locks: the machine's lock is never held while the GIL is taken or a Python object is released. Bodies run on worker
+// threads, which hold nothing; whoever drops a body without running it puts the reference into a graveyard, emptied by
+// the next call that holds the GIL anyway. Waits release the GIL and look for signals.
+#include "sim.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "driver/sim/machine.hpp"
+
+namespace nb = nanobind;
+
+namespace streampool::python {
+namespace {
+
+namespace sim = driver::sim;
+using driver::Status;
+using driver::StreamHandle;
+
+PyObject* core_module = nullptr;  // for the exception classes; borrowed, it lives as long as we do
+
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// Python objects that were dropped where the GIL may not be taken.
+struct Graveyard {
+  std::mutex mutex;
+  std::vector<PyObject*> objects;
+};
+Graveyard& graveyard() {
+  static Graveyard* const all = new Graveyard;  // never destroyed: worker threads outlive static objects
+  return *all;
+}
+void bury(PyObject* object) {
+  if (object == nullptr) return;
+  const std::lock_guard lock(graveyard().mutex);
+  graveyard().objects.push_back(object);
+}
+void empty_graveyard() {  // with the GIL
+  std::vector<PyObject*> objects;
+  {
+    const std::lock_guard lock(graveyard().mutex);
+    objects.swap(graveyard().objects);
+  }
+  for (PyObject* object : objects) Py_DECREF(object);
+}
+
+// A Python callable as a queued body: called with a memoryview for each access. It may not raise (sim.py sees to it).
+class Body {
+ public:
+  Body(PyObject* callable, std::vector<sim::Access> accesses) : callable_(callable), accesses_(std::move(accesses)) {
+    Py_INCREF(callable_);
+  }
+  Body(const Body&) = delete;
+  Body& operator=(const Body&) = delete;
+  ~Body() { bury(callable_); }
+
+  // No nb::gil_scoped_acquire: taking the GIL while the interpreter ends leaves the thread by unwinding it, which must
+  // not meet a `noexcept`.
+  void run() {
+    if (finalizing() || Py_IsInitialized() == 0) return;
+    const PyGILState_STATE state = PyGILState_Ensure();
+    call();
+    Py_CLEAR(callable_);
+    empty_graveyard();
+    PyGILState_Release(state);
+  }
+
+ private:
+  void call() {
+    PyObject* arguments = PyTuple_New(static_cast<Py_ssize_t>(accesses_.size()));
+    if (arguments == nullptr) return PyErr_WriteUnraisable(callable_);
+    for (std::size_t i = 0; i < accesses_.size(); ++i) {
+      char* memory = reinterpret_cast<char*>(accesses_[i].begin);  // NOLINT: addresses are numbers here
+      PyObject* view = PyMemoryView_FromMemory(memory, static_cast<Py_ssize_t>(accesses_[i].size),
+                                               accesses_[i].write ? PyBUF_WRITE : PyBUF_READ);
+      if (view == nullptr) {
+        Py_DECREF(arguments);
+        return PyErr_WriteUnraisable(callable_);
+      }
+      PyTuple_SET_ITEM(arguments, static_cast<Py_ssize_t>(i), view);
+    }
+    PyObject* result = PyObject_CallObject(callable_, arguments);
+    Py_DECREF(arguments);
+    if (result == nullptr) PyErr_WriteUnraisable(callable_);
+    Py_XDECREF(result);
+  }
+
+  PyObject* callable_;
+  std::vector<sim::Access> accesses_;
+};
+
+[[noreturn]] void raise(const char* kind, const std::string& text) {
+  PyObject* type = core_module != nullptr ? PyObject_GetAttrString(core_module, kind) : nullptr;
+  if (type == nullptr) {
+    PyErr_Clear();
+    PyErr_SetString(PyExc_RuntimeError, text.c_str());
+  } else {
+    PyErr_SetString(type, text.c_str());
+    Py_DECREF(type);
+  }
+  throw nb::python_error();
+}
+
+// Raises what a failed call means; a wait that a signal ended raises what the handler raised.
+void check(const Status& status) {
+  if (status.ok()) return;
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  const std::string text = std::string(status.call) + " failed: " + describe(status);
+  raise(status.code == driver::Code::capturing ? "CaptureError" : "DriverError", text);
+}
+
+// Asked during waits, without the GIL and without any lock.
+bool signalled() {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool stop = PyErr_CheckSignals() != 0;
+  PyGILState_Release(state);
+  return stop;
+}
+
+// Only the main thread handles signals; others leave the GIL alone while they wait, also while the interpreter ends.
+sim::Interrupt interrupt() {
+  if (syscall(SYS_gettid) != getpid()) return {};
+  return signalled;
+}
+
+template <typename Call>
+Status without_gil(Call call) {
+  empty_graveyard();
+  const nb::gil_scoped_release release;
+  return call();
+}
+
+std::shared_ptr<sim::Device> find(int ordinal) {
+  std::string error;
+  auto device = sim::device(ordinal, &error);
+  if (!device) raise(driver::ending() == driver::Ending::no ? "DriverNotFoundError" : "ForkedProcessError", error);
+  return device;
+}
+
+// Held by value: a nanobind shared_ptr of a Python object would take the GIL wherever its last copy goes.
+struct GateRef {
+  std::shared_ptr<sim::Gate> gate = std::make_shared<sim::Gate>();
+};
+struct DeviceRef {
+  std::shared_ptr<sim::Device> device;
+};
+
+using Ranges = std::vector<std::pair<Address, Bytes>>;
+
+void launch(const DeviceRef& self, StreamHandle stream, const nb::object& body, const Ranges& reads,
+            const Ranges& writes, const GateRef* gate, std::string label, std::uint32_t stack) {
+  empty_graveyard();
+  sim::Work work{.stream = stream, .label = std::move(label), .stack = stack};
+  for (const auto& [begin, size] : reads) work.accesses.push_back(sim::reads(begin, size));
+  for (const auto& [begin, size] : writes) work.accesses.push_back(sim::writes(begin, size));
+  if (gate != nullptr) work.gate = gate->gate;
+  if (!body.is_none()) {
+    work.body = [run = std::make_shared<Body>(body.ptr(), work.accesses)] { run->run(); };
+  }
+  check(self.device->launch(std::move(work)));
+}
+
+driver::Call call_of(const std::string& name) {
+  for (std::size_t i = 0; i < driver::kCallCount; ++i)
+    if (name == driver::kCallNames[i]) return static_cast<driver::Call>(i);
+  throw nb::value_error(("no driver call is named '" + name + "'; dev.calls() lists them").c_str());
+}
+
+driver::Code code_of(const std::string& name) {
+  for (int i = 1; i <= static_cast<int>(driver::Code::failed); ++i)
+    if (const auto code = static_cast<driver::Code>(i); driver::code_name(code) == name) return code;
+  throw nb::value_error(("no way to fail is named '" + name + "'; for example 'out_of_memory', 'failed'").c_str());
+}
+
+nb::dict calls_of(const DeviceRef& self) {
+  nb::dict out;
+  const auto counts = self.device->calls();
+  for (std::size_t i = 0; i < driver::kCallCount; ++i) out[driver::kCallNames[i]] = counts[i];
+  return out;
+}
+
+using Side = std::tuple<bool, std::string, std::uint64_t, std::string, std::uint32_t>;
+Side side(const sim::RaceSide& one) { return {one.write, one.label, one.stream, one.stream_name, one.stack}; }
+
+// (device, address, size, count, first, second); a side is (write, label, stream id, stream name, stack).
+std::vector<std::tuple<int, Address, Bytes, std::uint64_t, Side, Side>> take_races() {
+  std::vector<std::tuple<int, Address, Bytes, std::uint64_t, Side, Side>> out;
+  for (const sim::Race& race : sim::races())
+    out.emplace_back(race.device, race.address, race.size, race.count, side(race.first), side(race.second));
+  return out;
+}
+
+void configure(int devices, Bytes memory, Bytes host_memory, const std::string& scheduler, std::uint64_t seed,
+               bool virtual_memory, bool managed_memory, bool context_events, bool check_races, bool abort_on_trap) {
+  if (scheduler != "threads" && scheduler != "seeded")
+    throw nb::value_error(("scheduler is 'threads' or 'seeded', not '" + scheduler + "'").c_str());
+  const sim::Config config{.devices = devices,
+                           .memory = memory,
+                           .host_memory = host_memory,
+                           .scheduler = scheduler == "seeded" ? sim::Scheduler::seeded : sim::Scheduler::threads,
+                           .seed = seed,
+                           .virtual_memory = virtual_memory,
+                           .managed_memory = managed_memory,
+                           .context_events = context_events,
+                           .check_races = check_races,
+                           .abort_on_trap = abort_on_trap};
+  std::string error;
+  if (sim::configure(config, &error)) return;
+  if (sim::in_use()) {
+    PyErr_SetString(PyExc_RuntimeError, error.c_str());
+    throw nb::python_error();
+  }
+  throw nb::value_error(error.c_str());
+}
+
+nb::dict config_of_now() {
+  const sim::Config config = sim::config();
+  nb::dict out;
+  out["devices"] = config.devices;
+  out["memory"] = config.memory;
+  out["host_memory"] = config.host_memory;
+  out["scheduler"] = config.scheduler == sim::Scheduler::seeded ? "seeded" : "threads";
+  out["seed"] = config.seed;
+  out["virtual_memory"] = config.virtual_memory;
+  out["managed_memory"] = config.managed_memory;
+  out["context_events"] = config.context_events;
+  out["check_races"] = config.check_races;
+  out["abort_on_trap"] = config.abort_on_trap;
+  return out;
+}
+
+void bind_machine(nb::module_& m) {
+  m.def("configure", &configure, nb::kw_only(), nb::arg("devices"), nb::arg("memory"), nb::arg("host_memory"),
+        nb::arg("scheduler"), nb::arg("seed"), nb::arg("virtual_memory"), nb::arg("managed_memory"),
+        nb::arg("context_events"), nb::arg("check_races"), nb::arg("abort_on_trap"));
+  m.def("config", &config_of_now);
+  m.def("reset", [] {
+    sim::reset();
+    empty_graveyard();
+  });
+  m.def("in_use", &sim::in_use);
+  m.def("device_count", &sim::device_count);
+  m.def(
+      "device", [](int ordinal) { return DeviceRef{find(ordinal)}; }, nb::arg("ordinal"));
+  m.def("settle", [] {
+    empty_graveyard();
+    {
+      const nb::gil_scoped_release release;
+      sim::settle(interrupt());
+    }
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  });
+  m.def("races", &take_races);
+  m.def("traps", &sim::traps);
+  m.def("history_size", &sim::history_size);
+  m.def("clock_now", &sim::clock_now);
+  m.def("clock_advance", &sim::clock_advance, nb::arg("seconds"));
+  m.def("describe", [](int number) { return driver::describe(Status{driver::Code::failed, number, nullptr}); });
+
+  nb::class_<GateRef>(m, "Gate")
+      .def(nb::init<>())
+      .def("open", [](const GateRef& self) { self.gate->open(); })
+      .def_prop_ro("is_open", [](const GateRef& self) { return self.gate->is_open(); });
+}
+
+void bind_streams(nb::class_<DeviceRef>& device) {
+  device
+      .def(
+          "create_stream",
+          [](const DeviceRef& self, bool blocking, std::string name) {
+            StreamHandle out = 0;
+            check(self.device->create_stream(blocking, std::move(name), &out));
+            return out;
+          },
+          nb::arg("blocking"), nb::arg("name"))
+      .def("destroy_stream",
+           [](const DeviceRef& self, StreamHandle stream) { check(self.device->stream_destroy(stream)); })
+      .def("drop_stream", [](const DeviceRef& self, StreamHandle stream) { self.device->drop_stream(stream); })
+      .def("stream_id",
+           [](const DeviceRef& self, StreamHandle stream) {
+             std::uint64_t out = 0;
+             check(self.device->stream_id(stream, &out));
+             return out;
+           })
+      .def("capture_state",
+           [](const DeviceRef& self, StreamHandle stream) {
+             driver::CaptureState out;
+             check(self.device->stream_is_capturing(stream, &out));
+             return std::pair(out.capturing, out.id);
+           })
+      .def("begin_capture",
+           [](const DeviceRef& self, StreamHandle stream) { check(self.device->begin_capture(stream)); })
+      .def("end_capture",
+           [](const DeviceRef& self, StreamHandle stream) {
+             bool valid = false;
+             check(self.device->end_capture(stream, &valid));
+             return valid;
+           })
+      .def("wait_event", [](const DeviceRef& self, StreamHandle stream,
+                            driver::EventHandle event) { check(self.device->stream_wait_event(stream, event)); })
+      .def("stream_done",
+           [](const DeviceRef& self, StreamHandle stream) {
+             const Status status = without_gil([&] { return self.device->stream_query(stream, true); });
+             if (status.code == driver::Code::not_ready) return false;
+             check(status);
+             return true;
+           })
+      .def("sync_stream",
+           [](const DeviceRef& self, StreamHandle stream) {
+             check(without_gil([&] { return self.device->stream_synchronize(stream, interrupt()); }));
+           })
+      .def("sync",
+           [](const DeviceRef& self) { check(without_gil([&] { return self.device->synchronize(interrupt()); })); })
+      .def("launch", &launch, nb::arg("stream"), nb::arg("body").none(), nb::arg("reads"), nb::arg("writes"),
+           nb::arg("gate").none(), nb::arg("label"), nb::arg("stack"));
+}
+
+void bind_events(nb::class_<DeviceRef>& device) {
+  device
+      .def("create_event",
+           [](const DeviceRef& self) {
+             driver::EventHandle out = 0;
+             check(self.device->event_create(&out));
+             return out;
+           })
+      .def("destroy_event",
+           [](const DeviceRef& self, driver::EventHandle event) { check(self.device->event_destroy(event)); })
+      .def("drop_event", [](const DeviceRef& self, driver::EventHandle event) { self.device->drop_event(event); })
+      .def("record_event", [](const DeviceRef& self, driver::EventHandle event,
+                              StreamHandle stream) { check(self.device->event_record(event, stream)); })
+      .def("record_context_event",
+           [](const DeviceRef& self, driver::EventHandle event) { check(self.device->context_event_record(event)); })
+      .def("event_done",
+           [](const DeviceRef& self, driver::EventHandle event) {
+             const Status status = without_gil([&] { return self.device->poll(event); });
+             if (status.code == driver::Code::not_ready) return false;
+             check(status);
+             return true;
+           })
+      .def("sync_event", [](const DeviceRef& self, driver::EventHandle event) {
+        check(without_gil([&] { return self.device->event_synchronize(event, interrupt()); }));
+      });
+}
+
+void bind_levers(nb::class_<DeviceRef>& device) {
+  device
+      .def(
+          "fail_call",
+          [](const DeviceRef& self, const std::string& name, std::uint64_t n, std::uint64_t times,
+             const std::string& code) { self.device->fail_call(call_of(name), n, times, code_of(code)); },
+          nb::arg("name"), nb::arg("n"), nb::arg("times"), nb::arg("code"))
+      .def("clear_failures", [](const DeviceRef& self) { self.device->clear_failures(); })
+      .def("set_lost", [](const DeviceRef& self, int number) { self.device->set_lost(number); })
+      .def("set_gone", [](const DeviceRef& self, bool gone) { self.device->set_gone(gone); })
+      .def("set_occupied", [](const DeviceRef& self, Bytes bytes) { self.device->set_occupied(bytes); })
+      .def("host_access",
+           [](const DeviceRef& self, Address address, Bytes size, bool write, std::string label, std::uint32_t stack) {
+             self.device->host_access({address, size, write}, std::move(label), stack);
+           })
+      .def("calls", &calls_of)
+      .def("memory_info",
+           [](const DeviceRef& self) {
+             Bytes free_bytes = 0, total = 0;
+             check(self.device->mem_info(&free_bytes, &total));
+             return std::pair(free_bytes, total);
+           })
+      .def_prop_ro("used_memory", [](const DeviceRef& self) { return self.device->used_memory(); })
+      .def_prop_ro("live_streams", [](const DeviceRef& self) { return self.device->live_streams(); })
+      .def_prop_ro("live_events", [](const DeviceRef& self) { return self.device->live_events(); })
+      .def_prop_ro("pending_work", [](const DeviceRef& self) { return self.device->pending_work(); })
+      .def_prop_ro("fault", [](const DeviceRef& self) { return self.device->fault_text(); });
+}
+
+}  // namespace
+
+void bind_sim(nb::module_& core) {
+  core_module = core.ptr();
+  // Queued functions may still run, and hold what they use, when the process ends: no leak, and nothing to print.
+  nb::set_leak_warnings(false);
+  nb::module_ m = core.def_submodule("sim", "Controls of the simulated machine; use streampool.sim.");
+  bind_machine(m);
+  nb::class_<DeviceRef> device(m, "Device");
+  device.def_prop_ro("driver", [](const DeviceRef& self) -> std::shared_ptr<driver::Driver> { return self.device; })
+      .def_prop_ro("name", [](const DeviceRef& self) { return std::string(self.device->name()); })
+      .def_prop_ro("ordinal", [](const DeviceRef& self) { return self.device->ordinal(); })
+      .def("__eq__", [](const DeviceRef& self, const DeviceRef& other) { return self.device == other.device; })
+      .def("__eq__", [](const DeviceRef&, const nb::object&) { return false; })
+      .def("__hash__", [](const DeviceRef& self) { return std::hash<sim::Device*>()(self.device.get()); });
+  bind_streams(device);
+  bind_events(device);
+  bind_levers(device);
+}
+
+}  // namespace streampool::python

@@ -1,0 +1,93 @@
+// Python call stacks: taken as (code, instruction) pairs, interned to a small number, resolved only when reported.
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "support.hpp"
+
+namespace streampool::python {
+namespace {
+
+struct Frame {
+  PyCodeObject* code;  // owned by the table once interned
+  int instruction;
+  bool operator==(const Frame&) const = default;
+};
+
+// Guarded by the GIL. Code objects are kept: a report may come long after the function is gone.
+struct StackTable {
+  std::deque<std::vector<Frame>> stacks;                       // id - 1
+  std::unordered_multimap<std::size_t, debug::StackId> by_hash;
+};
+StackTable& table() {
+  static StackTable* t = new StackTable;
+  return *t;
+}
+
+constexpr int kMaxDepth = 64;
+
+// Nothing may be raised and the caller's error state must survive.
+int walk(Frame* frames, int depth) {
+  PyThreadState* state = PyThreadState_Get();
+  PyFrameObject* frame = PyThreadState_GetFrame(state);
+  int count = 0;
+  while (frame != nullptr && count < depth) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    frames[count++] = {code, PyFrame_GetLasti(frame)};
+    Py_DECREF(code);  // the frame holds it until we are done
+    PyFrameObject* back = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = back;
+  }
+  Py_XDECREF(frame);
+  return count;
+}
+
+}  // namespace
+
+debug::StackId capture_stack(int depth) noexcept {
+  if (depth <= 0 || !PyGILState_Check()) return 0;
+  Frame frames[kMaxDepth];
+  const int count = walk(frames, std::min(depth, kMaxDepth));
+  if (count == 0) return 0;
+  std::size_t hash = 1469598103934665603ull;
+  for (int i = 0; i < count; ++i) {
+    hash = (hash ^ reinterpret_cast<std::size_t>(frames[i].code)) * 1099511628211ull;
+    hash = (hash ^ static_cast<std::size_t>(frames[i].instruction)) * 1099511628211ull;
+  }
+  StackTable& t = table();
+  const auto [first, last] = t.by_hash.equal_range(hash);
+  for (auto it = first; it != last; ++it) {
+    const std::vector<Frame>& known = t.stacks[it->second - 1];
+    if (known.size() == static_cast<std::size_t>(count) && std::equal(known.begin(), known.end(), frames)) return it->second;
+  }
+  try {
+    t.stacks.emplace_back(frames, frames + count);
+    const debug::StackId id = static_cast<debug::StackId>(t.stacks.size());
+    t.by_hash.emplace(hash, id);
+    for (int i = 0; i < count; ++i) Py_INCREF(frames[i].code);
+    return id;
+  } catch (...) {
+    return 0;
+  }
+}
+
+void bind_stacks(nb::module_& m) {
+  m.def("capture_stack", [](int depth) { return capture_stack(depth); }, nb::arg("depth") = 32);
+  m.def("resolve_stack", [](debug::StackId id) {
+    nb::list out;
+    if (id == 0 || id > table().stacks.size()) return out;
+    const std::vector<Frame> frames = table().stacks[id - 1];
+    for (const Frame& f : frames) {
+      const nb::handle code(reinterpret_cast<PyObject*>(f.code));
+      const int line = PyCode_Addr2Line(f.code, f.instruction);
+      out.append(nb::make_tuple(code.attr("co_filename"), line, code.attr("co_qualname")));
+    }
+    return out;
+  });
+}
+
+}  // namespace streampool::python

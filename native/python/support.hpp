@@ -1,0 +1,50 @@
+// What the files of the extension share: errors to exceptions, stream arguments, stacks. Imports the pool and nanobind.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "debug/fault.hpp"
+#include "driver/driver.hpp"
+#include "pool/core.hpp"
+#include "pool/errors.hpp"
+
+namespace streampool::python {
+
+namespace nb = nanobind;
+
+// -- errors (errors.cpp) --------------------------------------------------------------------------------------------
+void bind_errors(nb::module_& m);
+// Raises what a Failure stands for. Holds the GIL.
+[[noreturn]] void raise(pool::Failure& failure);
+[[noreturn]] void raise_stream_error(const std::string& text);
+[[noreturn]] void raise_driver_error(driver::OpenError kind, const std::string& text);
+[[noreturn]] void raise_driver_error(const std::string& text);
+[[noreturn]] void raise_closed(const std::string& text);
+
+// -- stream arguments (streams.cpp) ------------------------------------------------------------------------------------
+void bind_streams(nb::module_& m);
+// The handle that an argument names: None is the current stream, an int a handle, else __cuda_stream__().
+// Raises StreamError for closed objects and other devices' streams, TypeError for anything else.
+driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, const char* verb, bool other_devices = false);
+driver::EventHandle event_handle(nb::handle event);
+
+// -- stacks (stacks.cpp) ------------------------------------------------------------------------------------------------
+void bind_stacks(nb::module_& m);
+// Interns the Python frames of the calling thread, innermost first. Needs the GIL; never raises.
+debug::StackId capture_stack(int depth) noexcept;
+
+// -- the rest: a file each ------------------------------------------------------------------------------------------------
+void bind_device(nb::module_& m);
+void bind_options(nb::module_& m);
+void bind_pool(nb::module_& m);
+void bind_replay(nb::module_& m);
+void bind_sim(nb::module_& m);
+
+// The pool behind a Python object, for replay.
+std::shared_ptr<pool::Core> core_of(nb::handle pool);
+
+}  // namespace streampool::python

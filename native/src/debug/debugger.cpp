@@ -1,0 +1,204 @@
+// The debugger's public face: what the pool calls, whose turn it is, and the wait of check(). One batch of checks is in
+// batch.cpp, geometry in guards.hpp, from bytes to findings in evidence.hpp, the queues in quarantine.hpp.
+#include "debugger.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "debugger_impl.hpp"
+
+namespace streampool::debug {
+
+namespace {
+
+using driver::Range;
+using driver::Status;
+
+// A batch is due after so many freed bytes, too: large blocks are not kept from reuse until many more were freed.
+constexpr Bytes kBatchBytes = 32 * kMiB;
+// Pauses while check() waits for pending work: short at first, then a hundredth of a second.
+constexpr double kFirstPause = 50e-6;
+constexpr double kLongestPause = 10e-3;
+
+// One key a process, so that the pattern of one run means nothing in another.
+std::uint64_t process_key() {
+  static const std::uint64_t key = [] {
+    std::random_device device;
+    return (std::uint64_t{device()} << 32) | device();
+  }();
+  return key;
+}
+
+Options usable(Options options) {
+  options.check_every = std::max(options.check_every, 1u);
+  return options;
+}
+
+}  // namespace
+
+// -- inside ---------------------------------------------------------------------------------------------------------
+Debugger::Impl::Impl(driver::Driver& driver, Kind memory, Options wanted, Host& pool)
+    : device(driver), kind(memory), options(usable(wanted)), host(pool), guards(wanted), key(process_key()) {}
+
+Debugger::Impl::Turn::Turn(Impl& impl, bool wait) : impl_(impl) {
+  std::unique_lock lock(impl_.mutex);
+  if (impl_.working && (!wait || impl_.worker == std::this_thread::get_id())) return;
+  impl_.idle.wait(lock, [&] { return !impl_.working; });
+  impl_.working = taken_ = true;
+  impl_.worker = std::this_thread::get_id();
+}
+
+Debugger::Impl::Turn::~Turn() {
+  if (!taken_) return;
+  {
+    const std::lock_guard lock(impl_.mutex);
+    impl_.working = false;
+    impl_.worker = {};
+  }
+  impl_.idle.notify_one();
+}
+
+void Debugger::Impl::keep(Fault fault) {
+  static std::atomic<std::uint64_t> next_number{1};  // running, per process
+  if (fault.number == 0) fault.number = next_number.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex);
+  ++totals.faults;
+  if (kept_faults >= options.max_faults) {
+    ++totals.faults_dropped;
+    return;
+  }
+  ++kept_faults;
+  faults.push_back(std::move(fault));
+}
+
+Good Debugger::Impl::good_of(std::uint64_t serial) const {
+  if (serial == 0) return {};  // not tracked: all such blocks have that number
+  const auto at = std::lower_bound(live_good.begin(), live_good.end(), serial,
+                                   [](const LiveGood& entry, std::uint64_t wanted) { return entry.serial < wanted; });
+  return at != live_good.end() && at->serial == serial ? at->good : Good{};
+}
+
+bool Debugger::Impl::is_unguarded(Address address) const {
+  return std::find(unguarded.begin(), unguarded.end(), address) != unguarded.end();
+}
+
+// -- the public face ------------------------------------------------------------------------------------------------
+Debugger::Debugger(driver::Driver& driver, Kind kind, Options options, Host& host)
+    : impl_(std::make_unique<Impl>(driver, kind, options, host)) {}
+
+Debugger::~Debugger() = default;
+
+const Options& Debugger::options() const { return impl_->options; }
+
+std::uint64_t Debugger::key() const { return impl_->key; }
+
+Bytes Debugger::front_bytes(Bytes alignment) const { return impl_->guards.front_bytes(alignment); }
+
+Bytes Debugger::back_bytes() const { return impl_->guards.back_bytes(); }
+
+Status Debugger::on_new_memory(Address begin, Bytes size) {
+  if (!impl_->guards.whole() || size == 0) return {};
+  const Range range{begin, size};
+  return impl_->device.pattern_fill(impl_->kind, {&range, 1}, impl_->key);
+}
+
+Status Debugger::on_allocate(const BlockFacts& block) {
+  if (impl_->guards.whole()) return {};
+  Range ranges[2];
+  std::size_t count = 0;
+  for (const Range& range : {impl_->guards.front(block), impl_->guards.back(block)}) {
+    if (range.size != 0) ranges[count++] = range;
+  }
+  if (count == 0) return {};
+  const Status status = impl_->device.pattern_fill(impl_->kind, {ranges, count}, impl_->key);
+  if (!status.ok()) {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->unguarded.push_back(block.address);
+  }
+  return status;
+}
+
+void Debugger::on_free(FreedBlock block) {
+  Impl& impl = *impl_;
+  const Bytes reserved = block.facts.reserved;
+  const std::lock_guard lock(impl.mutex);
+  ++impl.totals.blocks_freed;
+  ++impl.totals.quarantined_blocks;
+  impl.totals.quarantined_bytes += reserved;
+  const Good good = impl.good_of(block.facts.serial);
+  const bool unguarded = std::erase(impl.unguarded, block.facts.address) != 0;
+  impl.fresh.push_back({std::move(block), good, unguarded, unguarded});
+  impl.freed_bytes_since += reserved;
+  if (++impl.freed_since >= impl.options.check_every || impl.freed_bytes_since >= kBatchBytes) {
+    impl.due.store(true, std::memory_order_relaxed);
+  }
+}
+
+void Debugger::poll() {
+  if (!impl_->due.load(std::memory_order_relaxed)) return;
+  if (const Impl::Turn turn(*impl_, false); turn) impl_->run({});
+}
+
+CheckResult Debugger::check(double timeout, const std::function<bool()>& interrupted) {
+  using Clock = std::chrono::steady_clock;
+  Impl& impl = *impl_;
+  // Both clocks: the device's may be simulated and stand still.
+  const double device_start = impl.device.now();
+  const Clock::time_point start = Clock::now();
+  const auto time_is_up = [&] {
+    if (!(timeout > 0)) return true;
+    if (impl.device.now() - device_start >= timeout) return true;
+    if (std::chrono::duration<double>(Clock::now() - start).count() >= timeout) return true;
+    return interrupted && interrupted();
+  };
+
+  CheckResult result;
+  double pause = kFirstPause;
+  for (;;) {
+    const bool last = time_is_up();
+    {
+      const Impl::Turn turn(impl, true);
+      if (!turn) return result;  // from inside a call of the Host
+      impl.take_in_fresh();
+      if (last || impl.dead || impl.not_done() == 0) {
+        std::vector<BlockFacts> live, busy;
+        impl.host.pin_live(&live, &busy);
+        if (last || impl.dead || busy.empty()) {
+          impl.check_all(live, std::move(busy), &result);
+          return result;
+        }
+        impl.host.unpin_live();
+      }
+    }
+    impl.device.pause(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+Bytes Debugger::give_up(Bytes at_least) {
+  const Impl::Turn turn(*impl_, true);
+  if (!turn) return 0;
+  Impl::Round round;
+  round.ask_all = true;
+  round.at_least = at_least;
+  return impl_->run(round).given_back;
+}
+
+void Debugger::report(Fault fault) {
+  if (fault.time == 0) fault.time = impl_->device.now();
+  impl_->keep(std::move(fault));
+}
+
+std::vector<Fault> Debugger::take_faults() {
+  const std::lock_guard lock(impl_->mutex);
+  return std::exchange(impl_->faults, {});
+}
+
+Totals Debugger::totals() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->totals;
+}
+
+}  // namespace streampool::debug

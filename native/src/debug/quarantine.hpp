@@ -1,0 +1,62 @@
+// The queues of freed blocks: those waiting for their marks, and those held in quarantine. Bookkeeping only: no driver,
+// no lock. Imports the other headers of debug/.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <vector>
+
+#include "debugger.hpp"
+#include "evidence.hpp"
+
+namespace streampool::debug {
+
+struct Item {
+  FreedBlock freed;
+  Good good;
+  bool guards_verified = false;  // a check got this far and failed afterwards: not to be reported again
+  bool unguarded = false;        // its guards could not be written: they are not verified, only filled
+};
+
+// Invariant: held_bytes() is the sum of `reserved` over the blocks held.
+class Quarantine {
+ public:
+  // Those whose marks are not known to be complete.
+  std::deque<Item> waiting;
+
+  const std::deque<Item>& held() const { return held_; }
+  std::deque<Item>& held() { return held_; }
+  Bytes held_bytes() const { return held_bytes_; }
+
+  void hold(Item item) {
+    held_bytes_ += item.freed.facts.reserved;
+    held_.push_back(std::move(item));
+  }
+
+  Item release_oldest() {
+    Item item = std::move(held_.front());
+    held_.pop_front();
+    held_bytes_ -= item.freed.facts.reserved;
+    return item;
+  }
+
+  // How many of the oldest must leave once `incoming` more bytes are in, so that at most `cap` bytes stay and at least
+  // `at_least` bytes leave. May be more than are held: then incoming ones leave too.
+  std::size_t leaving(Bytes incoming, Bytes cap, Bytes at_least) const {
+    Bytes stay = held_bytes_ + incoming, gone = 0;
+    std::size_t count = 0;
+    for (const Item& item : held_) {
+      if (stay <= cap && gone >= at_least) break;
+      stay -= item.freed.facts.reserved;
+      gone += item.freed.facts.reserved;
+      ++count;
+    }
+    return count;
+  }
+
+ private:
+  std::deque<Item> held_;  // oldest first
+  Bytes held_bytes_ = 0;
+};
+
+}  // namespace streampool::debug

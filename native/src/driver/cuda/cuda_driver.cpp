@@ -1,0 +1,309 @@
+// Every method of driver.hpp as one call of the CUDA driver inside a Scope. See cuda_driver.hpp.
+#include "cuda_driver.hpp"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "errors.hpp"
+
+namespace streampool::driver::cuda {
+namespace {
+
+// How much address space to reserve in one piece: more than the device holds, so that a fragmented range still has
+// room. Reserving costs microseconds and no memory.
+constexpr Bytes address_chunk(Bytes total) { return round_up(total + total / 2, kGiB); }
+
+// 0 would mean the legacy stream too, but the name that stays right in every variant of the interface is 1.
+Stream to_stream(StreamHandle handle) {
+  return reinterpret_cast<Stream>(handle == kDefaultStream ? kLegacyStream : handle);
+}
+
+Event to_event(EventHandle handle) { return reinterpret_cast<Event>(handle); }
+
+Call alloc_call(Kind kind) {
+  return kind == Kind::device ? Call::mem_alloc : kind == Kind::pinned ? Call::mem_alloc_host : Call::mem_alloc_managed;
+}
+
+Call free_call(Kind kind) {
+  return kind == Kind::device ? Call::mem_free : kind == Kind::pinned ? Call::mem_free_host : Call::mem_free_managed;
+}
+
+}  // namespace
+
+CudaDriver::CudaDriver(const Library& library, int ordinal)
+    : library_(library), ordinal_(ordinal), name_("cuda:" + std::to_string(ordinal)) {
+  version_ = "CUDA " + version_text(library.version);
+  if (const std::string text = kernel_driver_version(); !text.empty()) version_ += ", driver " + text;
+}
+
+std::shared_ptr<CudaDriver> CudaDriver::create(const Library& library, int ordinal, OpenError* kind,
+                                               std::string* error) {
+  const Api& api = library.api;
+  std::shared_ptr<CudaDriver> made(new CudaDriver(library, ordinal));
+  CudaDriver& self = *made;
+  Session& session = self.session_;
+  const auto failed = [&](Result result, const std::string& what) {
+    if (kind) *kind = OpenError::broken;
+    if (error) {
+      *error = what + " gave " + error_name(result) + " (" + std::to_string(result) + "): " + error_text(result) + ".";
+      if (*error_advice(result)) *error += std::string(" ") + error_advice(result);
+    }
+    return nullptr;
+  };
+
+  session.api = &api;
+  if (const Result r = api.cuDeviceGet(&session.device, ordinal)) return failed(r, "cuDeviceGet");
+  int managed = 0, virtual_memory = 0;
+  std::size_t total = 0;
+  if (const Result r = api.cuDeviceGetAttribute(&managed, kAttributeManagedMemory, session.device))
+    return failed(r, "cuDeviceGetAttribute");
+  if (const Result r = api.cuDeviceGetAttribute(&virtual_memory, kAttributeVirtualMemory, session.device))
+    return failed(r, "cuDeviceGetAttribute");
+  if (const Result r = api.cuDeviceTotalMem(&total, session.device)) return failed(r, "cuDeviceTotalMem");
+  if (const Result r = api.cuDevicePrimaryCtxRetain(&session.context, session.device))
+    return failed(r, "cuDevicePrimaryCtxRetain");
+
+  const bool whole = api.cuMemAddressReserve && api.cuMemAddressFree && api.cuMemCreate && api.cuMemRelease &&
+                     api.cuMemMap && api.cuMemUnmap && api.cuMemSetAccess && api.cuMemGetAllocationGranularity;
+  Capabilities& can = self.capabilities_;
+  can.virtual_memory = virtual_memory && whole;
+  can.managed_memory = managed && api.cuMemAllocManaged;
+  can.context_events = api.cuCtxRecordEvent != nullptr;
+  can.total_memory = total;
+  can.address_chunk = address_chunk(total);
+
+  Result result = kSuccess;
+  std::string what;
+  unsigned long long generation = 0;
+  if ((result = api.cuCtxGetId(session.context, &generation)) != kSuccess) {
+    what = "cuCtxGetId";
+  } else {
+    session.generation = generation;
+    const Scope scope(session);
+    result = scope.result();
+    what = "making the device's context current";
+    if (result == kSuccess && can.virtual_memory) {
+      std::size_t granularity = 0;
+      const MemAllocationProp prop = self.allocation();
+      if (api.cuMemGetAllocationGranularity(&granularity, &prop, kGranularityMinimum) == kSuccess && granularity > 0)
+        can.granularity = granularity;
+      else
+        can.virtual_memory = false;
+    }
+    if (result == kSuccess) result = self.patterns_.start(session, &what);
+  }
+  if (result != kSuccess) {
+    api.cuDevicePrimaryCtxRelease(session.device);
+    return failed(result, what);
+  }
+  if (kind) *kind = OpenError::none;
+  if (error) error->clear();
+  return made;
+}
+
+template <typename Body>
+Status CudaDriver::run(Call which, bool able, Body&& body) {
+  const Scope scope(session_);
+  if (scope.result() != kSuccess) return session_.status(which, scope.result());
+  if (!able) return session_.status(which, kNotSupported);
+  count(which);
+  return session_.status(which, body(library_.api));
+}
+
+MemAllocationProp CudaDriver::allocation() const {
+  MemAllocationProp prop{};
+  prop.type = kAllocationPinned;
+  prop.location = {kLocationDevice, session_.device};
+  return prop;
+}
+
+double CudaDriver::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void CudaDriver::pause(double seconds) {
+  if (!(seconds > 0)) {
+    std::this_thread::yield();
+    return;
+  }
+  seconds = std::min(seconds, 3600.0);  // whoever waits looks again; also keeps the conversion below in range
+  timespec left{static_cast<time_t>(seconds), 0};
+  left.tv_nsec = static_cast<long>((seconds - static_cast<double>(left.tv_sec)) * 1e9);
+  nanosleep(&left, nullptr);  // a signal ends it early, so that Ctrl-C is seen (R24)
+}
+
+Status CudaDriver::mem_alloc(Kind kind, Bytes size, Address* out) {
+  *out = 0;
+  const bool able = kind != Kind::managed || capabilities_.managed_memory;
+  return run(alloc_call(kind), able, [&](const Api& api) -> Result {
+    if (kind == Kind::device) return api.cuMemAlloc(out, size);
+    if (kind == Kind::managed) return api.cuMemAllocManaged(out, size, kAttachGlobal);
+    void* memory = nullptr;
+    const Result result = api.cuMemHostAlloc(&memory, size, kHostAllocPortable);
+    if (result == kSuccess) *out = reinterpret_cast<Address>(memory);
+    return result;
+  });
+}
+
+Status CudaDriver::mem_free(Kind kind, Address address) {
+  return run(free_call(kind), true, [&](const Api& api) {
+    return kind == Kind::pinned ? api.cuMemFreeHost(reinterpret_cast<void*>(address)) : api.cuMemFree(address);
+  });
+}
+
+Status CudaDriver::mem_info(Bytes* free_bytes, Bytes* total_bytes) {
+  *free_bytes = *total_bytes = 0;
+  return run(Call::mem_info, true, [&](const Api& api) {
+    std::size_t free_size = 0, total_size = 0;
+    const Result result = api.cuMemGetInfo(&free_size, &total_size);
+    *free_bytes = free_size;
+    *total_bytes = total_size;
+    return result;
+  });
+}
+
+Status CudaDriver::address_reserve(Bytes size, Bytes alignment, Address* out) {
+  *out = 0;
+  return run(Call::address_reserve, capabilities_.virtual_memory,
+             [&](const Api& api) { return api.cuMemAddressReserve(out, size, alignment, 0, 0); });
+}
+
+Status CudaDriver::address_free(Address address, Bytes size) {
+  return run(Call::address_free, capabilities_.virtual_memory,
+             [&](const Api& api) { return api.cuMemAddressFree(address, size); });
+}
+
+Status CudaDriver::mem_create(Bytes size, MemoryHandle* out) {
+  *out = 0;
+  const MemAllocationProp prop = allocation();
+  return run(Call::mem_create, capabilities_.virtual_memory,
+             [&](const Api& api) { return api.cuMemCreate(out, size, &prop, 0); });
+}
+
+Status CudaDriver::mem_release(MemoryHandle handle) {
+  return run(Call::mem_release, capabilities_.virtual_memory, [&](const Api& api) { return api.cuMemRelease(handle); });
+}
+
+Status CudaDriver::mem_map(Address address, Bytes size, MemoryHandle handle) {
+  return run(Call::mem_map, capabilities_.virtual_memory,
+             [&](const Api& api) { return api.cuMemMap(address, size, 0, handle, 0); });
+}
+
+Status CudaDriver::mem_unmap(Address address, Bytes size) {
+  return run(Call::mem_unmap, capabilities_.virtual_memory,
+             [&](const Api& api) { return api.cuMemUnmap(address, size); });
+}
+
+Status CudaDriver::mem_set_access(Address address, Bytes size) {
+  const MemAccessDesc access{{kLocationDevice, session_.device}, kAccessReadWrite};
+  return run(Call::mem_set_access, capabilities_.virtual_memory,
+             [&](const Api& api) { return api.cuMemSetAccess(address, size, &access, 1); });
+}
+
+Status CudaDriver::stream_is_capturing(StreamHandle stream, CaptureState* out) {
+  *out = {};
+  return run(Call::stream_is_capturing, true, [&](const Api& api) {
+    int state = kCaptureStatusNone;
+    const Result result = api.cuStreamIsCapturing(to_stream(stream), &state);
+    if (result != kSuccess || state == kCaptureStatusNone) return result;
+    out->capturing = true;
+    // The capture's id, which harms nothing to ask either. An invalidated capture has none: it stays 0.
+    if (api.cuStreamGetCaptureInfo) {
+      std::uint64_t id = 0;
+      if (api.cuStreamGetCaptureInfo(to_stream(stream), &state, &id, nullptr, nullptr, nullptr) == kSuccess)
+        out->id = id;
+    }
+    return result;
+  });
+}
+
+Status CudaDriver::stream_id(StreamHandle stream, std::uint64_t* out) {
+  *out = 0;
+  return run(Call::stream_id, true, [&](const Api& api) {
+    unsigned long long id = 0;
+    const Result result = api.cuStreamGetId(to_stream(stream), &id);
+    if (result == kSuccess) *out = id;
+    return result;
+  });
+}
+
+Status CudaDriver::stream_create(StreamHandle* out) {
+  *out = 0;
+  return run(Call::stream_create, true, [&](const Api& api) {
+    Stream stream = nullptr;
+    const Result result = api.cuStreamCreate(&stream, kStreamNonBlocking);
+    if (result == kSuccess) *out = reinterpret_cast<StreamHandle>(stream);
+    return result;
+  });
+}
+
+Status CudaDriver::stream_destroy(StreamHandle stream) {
+  return run(Call::stream_destroy, true, [&](const Api& api) { return api.cuStreamDestroy(to_stream(stream)); });
+}
+
+Status CudaDriver::stream_wait_event(StreamHandle stream, EventHandle event) {
+  return run(Call::stream_wait_event, true,
+             [&](const Api& api) { return api.cuStreamWaitEvent(to_stream(stream), to_event(event), 0); });
+}
+
+Status CudaDriver::event_create(EventHandle* out) {
+  *out = 0;
+  return run(Call::event_create, true, [&](const Api& api) {
+    Event event = nullptr;
+    const Result result = api.cuEventCreate(&event, kEventDisableTiming);
+    if (result == kSuccess) *out = reinterpret_cast<EventHandle>(event);
+    return result;
+  });
+}
+
+Status CudaDriver::event_destroy(EventHandle event) {
+  return run(Call::event_destroy, true, [&](const Api& api) { return api.cuEventDestroy(to_event(event)); });
+}
+
+Status CudaDriver::event_record(EventHandle event, StreamHandle stream) {
+  return run(Call::event_record, true,
+             [&](const Api& api) { return api.cuEventRecord(to_event(event), to_stream(stream)); });
+}
+
+Status CudaDriver::event_query(EventHandle event) {
+  return run(Call::event_query, true, [&](const Api& api) { return api.cuEventQuery(to_event(event)); });
+}
+
+Status CudaDriver::context_event_record(EventHandle event) {
+  return run(Call::context_event_record, capabilities_.context_events,
+             [&](const Api& api) { return api.cuCtxRecordEvent(session_.context, to_event(event)); });
+}
+
+Status CudaDriver::fill(StreamHandle stream, Address at, std::uint8_t value, Bytes size) {
+  if (size == 0) return {};
+  return run(Call::fill, true, [&](const Api& api) { return api.cuMemsetD8Async(at, value, size, to_stream(stream)); });
+}
+
+Status CudaDriver::copy(StreamHandle stream, Address to, Address from, Bytes size) {
+  if (size == 0) return {};
+  return run(Call::copy, true, [&](const Api& api) { return api.cuMemcpyAsync(to, from, size, to_stream(stream)); });
+}
+
+Status CudaDriver::pattern_fill(Kind kind, std::span<const Range> ranges, std::uint64_t key) {
+  return run(Call::pattern_fill, true, [&](const Api&) {
+    if (kind != Kind::pinned) return patterns_.fill(ranges, key);
+    fill_on_host(ranges, key);
+    return kSuccess;
+  });
+}
+
+Status CudaDriver::pattern_verify(Kind kind, std::span<const Range> ranges, std::uint64_t key,
+                                  std::vector<Mismatch>* out) {
+  out->clear();
+  return run(Call::pattern_verify, true, [&](const Api&) {
+    if (kind != Kind::pinned) return patterns_.verify(ranges, key, out);
+    verify_on_host(ranges, key, out);
+    return kSuccess;
+  });
+}
+
+}  // namespace streampool::driver::cuda

@@ -1,0 +1,158 @@
+// Who may touch freed memory, in numbers: tickets, marks, and what the pool knows of one stream.
+// Imports base/ only: events are opaque numbers here, so that the rule is tested without any driver.
+//
+// The rule (R1): memory may go to stream T only if each of its marks is on T itself, or complete, or T was made to wait for it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "../base/spin_lock.hpp"
+#include "../base/types.hpp"
+
+namespace streampool::order {
+
+// A per-stream counter; every mark takes a fresh one. Never goes back, not even when a StreamState is used again for
+// another stream: so a mark that outlived its stream compares as complete, without any reference count.
+using Ticket = std::uint64_t;
+
+struct StreamState;
+
+// "Work in `stream` up to `ticket` may still touch this."
+struct Mark {
+  StreamState* stream = nullptr;
+  Ticket ticket = 0;
+};
+
+// A recorded event. It covers the tickets up to `covers`, which was read before it was recorded.
+struct Fence {
+  std::uintptr_t event = 0;
+  Ticket covers = 0;
+  bool exact = false;   // recorded inside the freeing call that took ticket `covers`: fit for a wait edge
+  bool polled = false;  // a thread is querying it: it must be neither recorded again nor destroyed
+};
+
+// What the pool knows of one stream. Memory of this type is never given back while its pool lives (see Ticket).
+//
+// Invariants: completed <= issued; fences are sorted by `covers`; completed is below the `covers` of every fence in
+// the queue; `fenced` is the largest `covers` ever published, so issued > fenced means: marks that no fence covers yet.
+struct StreamState {
+  // Guards the taking of tickets, and the heap that goes with the stream.
+  SpinLock lock;
+  std::atomic<Ticket> issued{0};
+  std::atomic<Ticket> completed{0};
+
+  std::uint64_t id = 0;        // the driver's: unique for ever
+  std::uintptr_t handle = 0;   // only meaningful when lasting
+  bool lasting = false;        // may be fenced by others, for polling (R6)
+  bool legacy = false;
+
+  // Guards what follows; short, never held over a driver call.
+  SpinLock fence_lock;
+  std::deque<Fence> fences;
+  std::atomic<Ticket> fenced{0};
+  std::vector<Mark> waited;    // this stream waits for these: a later ticket of the same stream replaces an earlier one
+
+  // Frees that no fence covers yet, for streams that must be fenced in the call that names them.
+  std::atomic<std::uint32_t> unfenced_frees{0};
+  std::atomic<std::uint64_t> unfenced_bytes{0};
+  std::atomic<bool> owed{false};        // a mark was put on this stream by a call that did not name it
+  std::atomic<double> unfenced_since{0};
+
+  // Under `lock`.
+  Ticket take_ticket() {
+    const Ticket ticket = issued.load(std::memory_order_relaxed) + 1;
+    issued.store(ticket, std::memory_order_release);
+    return ticket;
+  }
+
+  bool idle() const { return completed.load(std::memory_order_acquire) == issued.load(std::memory_order_acquire); }
+
+  void raise_completed(Ticket to) {
+    Ticket now = completed.load(std::memory_order_relaxed);
+    while (now < to && !completed.compare_exchange_weak(now, to, std::memory_order_acq_rel)) {
+    }
+  }
+};
+
+inline bool complete(const Mark& mark) {
+  return mark.ticket <= mark.stream->completed.load(std::memory_order_acquire);
+}
+
+// Was T made to wait for the mark?
+inline bool waited_for(StreamState& t, const Mark& mark) {
+  t.fence_lock.lock();
+  bool found = false;
+  for (const Mark& w : t.waited) found = found || (w.stream == mark.stream && w.ticket >= mark.ticket);
+  t.fence_lock.unlock();
+  return found;
+}
+
+// Published only after the wait call returned (R3).
+inline void publish_wait(StreamState& t, const Mark& mark) {
+  t.fence_lock.lock();
+  std::erase_if(t.waited, [](const Mark& w) { return complete(w); });
+  bool found = false;
+  for (Mark& w : t.waited)
+    if (w.stream == mark.stream) {
+      w.ticket = std::max(w.ticket, mark.ticket);
+      found = true;
+    }
+  if (!found) t.waited.push_back(mark);
+  t.fence_lock.unlock();
+}
+
+#ifdef STREAMPOOL_TEST_SWITCHES
+// A switch of the test build: breaks the rule, so that a test can show that the tests would notice.
+inline std::atomic<bool> g_break_r1{false};
+inline bool broken() { return g_break_r1.load(std::memory_order_relaxed); }
+#else
+constexpr bool broken() { return false; }
+#endif
+
+// The reuse rule for one mark. Nothing else in the project decides this.
+inline bool may_use(StreamState& t, const Mark& mark) {
+  return broken() || mark.stream == &t || complete(mark) || waited_for(t, mark);
+}
+
+// The marks of one block or extent: at most one a stream, the latest.
+class MarkSet {
+ public:
+  bool empty() const { return marks_.empty(); }
+  std::size_t size() const { return marks_.size(); }
+  auto begin() const { return marks_.begin(); }
+  auto end() const { return marks_.end(); }
+
+  void add(Mark mark) {
+    for (Mark& m : marks_)
+      if (m.stream == mark.stream) {
+        m.ticket = std::max(m.ticket, mark.ticket);
+        return;
+      }
+    marks_.push_back(mark);
+  }
+  void add(const MarkSet& other) {
+    for (const Mark& m : other) add(m);
+  }
+  void drop_complete() {
+    std::erase_if(marks_, [](const Mark& m) { return complete(m); });
+  }
+  bool all_complete() const { return std::all_of(begin(), end(), [](const Mark& m) { return complete(m); }); }
+  bool may_use(StreamState& t) const {
+    return std::all_of(begin(), end(), [&t](const Mark& m) { return order::may_use(t, m); });
+  }
+  // The ticket of T's own mark, 0 where there is none.
+  Ticket ticket_of(const StreamState& t) const {
+    for (const Mark& m : marks_)
+      if (m.stream == &t) return m.ticket;
+    return 0;
+  }
+
+ private:
+  std::vector<Mark> marks_;
+};
+
+}  // namespace streampool::order

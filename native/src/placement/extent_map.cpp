@@ -1,0 +1,202 @@
+#include "extent_map.hpp"
+
+#include <algorithm>
+
+namespace streampool::placement {
+
+Extent* FreeIndex::best_fit(Bytes size, Bytes alignment) const {
+  // With an alignment above an extent's own, the smallest extents may hold the size but not at a fitting address; what is
+  // larger by the alignment always does.
+  for (auto it = by_size_.lower_bound(Key{size, 0, nullptr}); it != by_size_.end(); ++it) {
+    const Address at = round_up(it->begin, alignment);
+    if (at + size <= it->begin + it->size) return it->extent;
+  }
+  return nullptr;
+}
+
+Extent* ExtentMap::make() {
+  ++live_extents_;
+  if (spare_ != nullptr) {
+    Extent* extent = spare_;
+    spare_ = extent->next;
+    *extent = Extent{};
+    return extent;
+  }
+  return &store_.emplace_back();
+}
+
+void ExtentMap::drop(Extent* extent) {
+  --live_extents_;
+  extent->next = spare_;
+  spare_ = extent;
+}
+
+void ExtentMap::link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp) {
+  extent->index = &index;
+  extent->stamp = stamp;
+  index.by_size_.insert({extent->size, extent->begin, extent});
+  index.bytes_ += extent->size;
+  // By age: behind the newest whose stamp is not larger. Almost always that is the newest itself.
+  Extent* after = index.newest_;
+  while (after != nullptr && after->stamp > stamp) after = after->older;
+  extent->older = after;
+  extent->newer = after != nullptr ? after->newer : index.oldest_;
+  (extent->older != nullptr ? extent->older->newer : index.oldest_) = extent;
+  (extent->newer != nullptr ? extent->newer->older : index.newest_) = extent;
+}
+
+void ExtentMap::unlink_index(Extent* extent) {
+  FreeIndex& index = *extent->index;
+  index.by_size_.erase({extent->size, extent->begin, extent});
+  index.bytes_ -= extent->size;
+  (extent->older != nullptr ? extent->older->newer : index.oldest_) = extent->newer;
+  (extent->newer != nullptr ? extent->newer->older : index.newest_) = extent->older;
+  extent->older = extent->newer = nullptr;
+  extent->index = nullptr;
+}
+
+Range* ExtentMap::add_range(Address begin, Bytes size) {
+  range_store_.push_back(std::make_unique<Range>());
+  Range* range = range_store_.back().get();
+  *range = Range{begin, size, nullptr, next_range_++, nullptr};
+  Extent* extent = make();
+  extent->begin = begin;
+  extent->size = size;
+  extent->range = range;
+  range->first = extent;
+  link_index(extent, unmapped_, 0);
+  ranges_.insert(std::upper_bound(ranges_.begin(), ranges_.end(), range,
+                                  [](const Range* a, const Range* b) { return a->begin < b->begin; }),
+                 range);
+  return range;
+}
+
+void ExtentMap::remove_range(Range* range) {
+  if (range->first->index != nullptr) unlink_index(range->first);
+  drop(range->first);
+  std::erase(ranges_, range);
+  std::erase_if(range_store_, [range](const auto& r) { return r.get() == range; });
+}
+
+Range* ExtentMap::range_of(Address address) const {
+  auto it = std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                             [](Address a, const Range* r) { return a < r->begin; });
+  if (it == ranges_.begin()) return nullptr;
+  Range* range = *--it;
+  return address < range->end() ? range : nullptr;
+}
+
+Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState state) {
+  FreeIndex* index = from->index;
+  const std::uint64_t stamp = from->stamp;
+  if (index != nullptr) unlink_index(from);
+  const ExtentState rest = from->state;
+  void* const note = from->note;
+
+  if (begin > from->begin) {  // the front stays what it was
+    Extent* front = make();
+    *front = *from;
+    front->size = begin - from->begin;
+    front->next = from;
+    if (front->prev != nullptr) front->prev->next = front;
+    else front->range->first = front;
+    from->prev = front;
+    from->begin = begin;
+    from->size -= front->size;
+    if (index != nullptr) link_index(front, *index, stamp);
+  }
+  if (from->size > size) {  // and so does the back
+    Extent* back = make();
+    *back = *from;
+    back->begin = begin + size;
+    back->size = from->size - size;
+    back->prev = from;
+    if (back->next != nullptr) back->next->prev = back;
+    from->next = back;
+    from->size = size;
+    back->state = rest;
+    back->note = note;
+    if (index != nullptr) link_index(back, *index, stamp);
+  }
+  from->state = state;
+  from->stamp = stamp;
+  return from;
+}
+
+// Makes `extent` and its next neighbour one. Neither stands in an index.
+Extent* ExtentMap::absorb_next(Extent* extent) {
+  Extent* next = extent->next;
+  extent->size += next->size;
+  extent->next = next->next;
+  if (next->next != nullptr) next->next->prev = extent;
+  drop(next);
+  return extent;
+}
+
+Extent* ExtentMap::put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp) {
+  extent->state = state;
+  extent->note = nullptr;
+  if (index.merges()) {
+    if (extent->next != nullptr && extent->next->index == &index) {
+      stamp = std::max(stamp, extent->next->stamp);
+      unlink_index(extent->next);
+      absorb_next(extent);
+    }
+    if (extent->prev != nullptr && extent->prev->index == &index) {
+      extent = extent->prev;
+      stamp = std::max(stamp, extent->stamp);
+      unlink_index(extent);
+      absorb_next(extent);
+    }
+  }
+  link_index(extent, index, stamp);
+  return extent;
+}
+
+Extent* ExtentMap::put_free(Extent* extent, FreeIndex& index, std::uint64_t stamp) {
+  return put(extent, ExtentState::free, index, stamp);
+}
+
+Extent* ExtentMap::put_unmapped(Extent* extent) { return put(extent, ExtentState::unmapped, unmapped_, 0); }
+
+void ExtentMap::hold(Extent* extent) {
+  unlink_index(extent);
+  extent->state = ExtentState::busy;
+}
+
+Extent* ExtentMap::join(Extent* first, Extent* last) {
+  while (first != last) {
+    const bool done = first->next == last;
+    first->stamp = std::max(first->stamp, first->next->stamp);
+    absorb_next(first);
+    if (done) break;
+  }
+  return first;
+}
+
+std::string ExtentMap::validate() const {
+  std::size_t seen = 0;
+  for (const Range* range : ranges_) {
+    Address at = range->begin;
+    const Extent* prev = nullptr;
+    for (const Extent* e = range->first; e != nullptr; prev = e, e = e->next) {
+      ++seen;
+      if (e->begin != at) return "extents cover their range without gap or overlap";
+      if (e->size == 0) return "no extent is empty";
+      if (e->prev != prev || e->range != range) return "neighbours know each other";
+      if ((e->state == ExtentState::free || e->state == ExtentState::unmapped) != (e->index != nullptr))
+        return "an extent is in an index when it is free or unmapped";
+      if ((e->state == ExtentState::unmapped) != (e->index == &unmapped_)) return "unmapped extents have an index of their own";
+      if (e->index != nullptr && e->index->by_size_.count({e->size, e->begin, nullptr}) == 0)
+        return "a free extent stands in its index under its size";
+      if (prev != nullptr && prev->index != nullptr && prev->index == e->index && e->index->merges())
+        return "neighbours of one index are one";
+      at += e->size;
+    }
+    if (at != range->end()) return "extents reach the end of their range";
+  }
+  if (seen != live_extents_) return "every live extent is in a range";
+  return {};
+}
+
+}  // namespace streampool::placement

@@ -1,0 +1,148 @@
+// Extents: which bytes of the pool's address ranges are mapped, free or taken. Pure bookkeeping: no driver, no lock, no
+// streams. What makes two free extents alike is the FreeIndex they stand in; the caller decides which index that is.
+//
+// Invariants (validate()): the extents of a range cover it without gap or overlap; a free or unmapped extent stands in
+// exactly one index; two neighbouring extents stand in different indexes or in one that does not merge; `free_bytes` of an
+// index is the sum of its extents.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../base/types.hpp"
+
+namespace streampool::placement {
+
+inline constexpr Bytes kExtentAlign = 512;
+
+enum class ExtentState : std::uint8_t {
+  unmapped,  // addresses without memory
+  free,      // in a FreeIndex
+  taken,     // holds one block or a slab
+  busy       // in the hands of a driver call that runs without a lock
+};
+
+class FreeIndex;
+struct Range;
+
+struct Extent {
+  Address begin = 0;
+  Bytes size = 0;
+  ExtentState state = ExtentState::unmapped;
+  Range* range = nullptr;
+  Extent* prev = nullptr;  // by address, within the range
+  Extent* next = nullptr;
+  // Free and unmapped extents only. `stamp` grows when extents merge: the latest mark counts for all. `note` is the caller's.
+  FreeIndex* index = nullptr;
+  std::uint64_t stamp = 0;
+  void* note = nullptr;
+  Extent* older = nullptr;  // in the index's list by age
+  Extent* newer = nullptr;
+
+  Address end() const { return begin + size; }
+};
+
+// A reservation of addresses (or one piece of driver memory). The extents cover it.
+struct Range {
+  Address begin = 0;
+  Bytes size = 0;
+  Extent* first = nullptr;
+  std::uint32_t number = 0;
+  void* note = nullptr;  // the caller's
+  Address end() const { return begin + size; }
+};
+
+// Free extents of one owner, by size then address, and by age (oldest first).
+class FreeIndex {
+ public:
+  explicit FreeIndex(bool merges = true, void* owner = nullptr) : merges_(merges), owner_(owner) {}
+  bool merges() const { return merges_; }
+  void* owner() const { return owner_; }
+  void set_owner(void* owner) { owner_ = owner; }
+  bool empty() const { return by_size_.empty(); }
+  std::size_t count() const { return by_size_.size(); }
+  Bytes free_bytes() const { return bytes_; }
+  Bytes largest() const { return by_size_.empty() ? 0 : by_size_.rbegin()->size; }
+  Extent* oldest() const { return oldest_; }
+
+  // Best fit: the smallest extent that holds `size` bytes at a multiple of `alignment`, lowest address among equals.
+  Extent* best_fit(Bytes size, Bytes alignment) const;
+
+  template <typename Function>
+  void for_each(Function function) const {
+    for (const Key& key : by_size_) function(key.extent);
+  }
+
+ private:
+  friend class ExtentMap;
+  struct Key {
+    Bytes size;
+    Address begin;
+    Extent* extent;
+    bool operator<(const Key& other) const { return size != other.size ? size < other.size : begin < other.begin; }
+  };
+  std::set<Key> by_size_;
+  Bytes bytes_ = 0;
+  Extent* oldest_ = nullptr;
+  Extent* newest_ = nullptr;
+  bool merges_;
+  void* owner_;
+};
+
+class ExtentMap {
+ public:
+  ExtentMap() = default;
+  ExtentMap(const ExtentMap&) = delete;
+  ExtentMap& operator=(const ExtentMap&) = delete;
+
+  // A new range, covered by one extent in state `unmapped`.
+  Range* add_range(Address begin, Bytes size);
+  // The whole range is one unmapped extent.
+  void remove_range(Range* range);
+  const std::vector<Range*>& ranges() const { return ranges_; }
+
+  // Cuts [begin, begin + size) out of an extent and returns it as an extent of its own in state `state`; what is left on
+  // either side keeps state, index and stamp.
+  Extent* carve(Extent* from, Address begin, Bytes size, ExtentState state);
+  // Makes an extent that is taken or busy free, and merges it with free neighbours of the same index.
+  Extent* put_free(Extent* extent, FreeIndex& index, std::uint64_t stamp);
+  // The same for address space without memory.
+  Extent* put_unmapped(Extent* extent);
+  const FreeIndex& unmapped() const { return unmapped_; }
+  void set_state(Extent* extent, ExtentState state) { extent->state = state; }
+  // Takes a free extent out of its index, as busy.
+  void hold(Extent* extent);
+  // Makes neighbouring held extents one. `first` and `last` are busy, and so is everything between.
+  Extent* join(Extent* first, Extent* last);
+
+  // The extent that holds an address: O(log ranges + extents of the range); for reports and interior addresses use the
+  // caller's own records first.
+  Range* range_of(Address address) const;
+
+  // Empty when all invariants hold, else the condition that does not.
+  std::string validate() const;
+
+  std::size_t extent_count() const { return live_extents_; }
+
+ private:
+  Extent* make();
+  void drop(Extent* extent);
+  Extent* put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp);
+  void link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp);
+  void unlink_index(Extent* extent);
+  Extent* absorb_next(Extent* extent);
+
+  std::deque<Extent> store_;
+  FreeIndex unmapped_{true};
+  Extent* spare_ = nullptr;
+  std::size_t live_extents_ = 0;
+  std::vector<Range*> ranges_;  // by address
+  std::vector<std::unique_ptr<Range>> range_store_;
+  std::uint32_t next_range_ = 1;
+};
+
+}  // namespace streampool::placement

@@ -1,0 +1,325 @@
+// The pool. One Core owns memory of one kind on one device and hands it out; everything else in this folder is a part of it.
+//
+// Locks, none of which is held over a driver call, a wait or a callback, and none taken while another of them is held,
+// except as noted:
+//   Heap::stream.lock     one heap's slabs, waiting slots, tickets (the fast path takes this one only)
+//   extent_lock_          the extent map, every FreeIndex, segments, page map entries, spare records
+//   StreamTable's mutex   the maps from stream to heap (sweep takes heap locks under it)
+//   extra_locks_          BlockRecord::extra of live blocks, by record
+// Life of the memory of a block: `live` -> (free) marks -> heap | waiting slot | mixed extents | debugger -> usable again.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../debug/debugger.hpp"
+#include "../driver/driver.hpp"
+#include "../observe/counters.hpp"
+#include "../order/fences.hpp"
+#include "../placement/page_map.hpp"
+#include "errors.hpp"
+#include "heap.hpp"
+#include "options.hpp"
+#include "record.hpp"
+#include "segments.hpp"
+#include "streams.hpp"
+
+namespace streampool::pool {
+
+struct AllocRequest {
+  Bytes size = 0;
+  Bytes alignment = kMinAlignment;
+  driver::StreamHandle stream = driver::kLegacyStream;
+  bool stream_ordered = false;
+  bool raw = false;             // nobody's object owns it
+  debug::StackId stack = 0;
+  std::string_view tag;
+};
+
+// A block, named so that a stale name never harms its successor: the generation tells.
+struct BlockRef {
+  Address address = 0;
+  BlockRecord* record = nullptr;
+  std::uint32_t generation = 0;
+};
+
+struct FreeRequest {
+  std::optional<driver::StreamHandle> stream;   // none: the block's own, without a driver call
+  debug::StackId stack = 0;
+  // Streams recorded on the block whose handles the caller keeps alive and vouches for: fenced in this call.
+  std::span<const driver::StreamHandle> fence_too;
+};
+
+// How memory was found; one counter each (R4).
+#define STREAMPOOL_PATHS(X)                                                                                    \
+  X(own, "memory of the same stream, reused at once")                                                          \
+  X(completed, "memory of another stream whose work was done")                                                 \
+  X(fresh, "memory that no stream had a claim on")                                                             \
+  X(waited, "the stream was made to wait for another one")                                                     \
+  X(host_waited, "found after a bounded wait on the host")                                                     \
+  X(grown, "new memory from the driver")                                                                       \
+  X(moved, "idle memory given back to the driver and asked for again in one piece")                            \
+  X(quarantine, "taken back from the debugger's quarantine")                                                   \
+  X(called_back, "found after a garbage collection or the out-of-memory callback")
+enum class Path : std::uint8_t {
+#define STREAMPOOL_ROW(name, text) name,
+  STREAMPOOL_PATHS(STREAMPOOL_ROW)
+#undef STREAMPOOL_ROW
+      count_
+};
+inline constexpr std::size_t kPathCount = static_cast<std::size_t>(Path::count_);
+std::span<const char* const> path_words();
+
+struct Stats {
+  // in_use + rounding + guards + quarantined + pending + cached = reserved whenever the pool is quiet (R19)
+  Bytes in_use = 0, rounding = 0, guards = 0, quarantined = 0, pending = 0, cached = 0, reserved = 0;
+  Bytes in_use_peak = 0, reserved_peak = 0, limit = 0, largest_free = 0;
+  std::uint64_t allocations = 0, frees = 0, live_blocks = 0, allocated_bytes = 0;
+  std::uint64_t segments = 0, handles = 0, streams = 0, slabs = 0, extents = 0;
+  std::array<std::uint64_t, kPathCount> paths{};
+  std::uint64_t fences = 0, fences_failed = 0, polls = 0, wait_edges = 0, context_events = 0, stream_lookups = 0;
+  std::uint64_t host_waits = 0, out_of_memory = 0, trampled = 0, legacy_fences = 0;
+};
+
+struct TrimResult {
+  Bytes released = 0, pinned_by_live = 0, pending = 0, reserved = 0;
+};
+
+struct CheckReport {
+  debug::CheckResult result;
+  Errc errc = Errc::ok;
+};
+
+// What the outside world lends the pool; all may be empty. None is called under a lock.
+struct Hooks {
+  std::function<bool()> interrupted;           // polled in waits: true ends the wait (Ctrl-C)
+  std::function<void()> collect_garbage;       // before an out-of-memory error
+  std::function<bool(Bytes)> out_of_memory;    // true: something was freed, try again
+};
+
+class Core final : public std::enable_shared_from_this<Core>, private debug::Host, private order::Events {
+ public:
+  static std::shared_ptr<Core> create(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name,
+                                      const Options& options, Failure* failure);
+  ~Core() override;
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  Errc allocate(const AllocRequest& request, BlockRef* out, Failure* failure);
+  // By raw address, or by a block's own name (then a stale name is an error that harms nobody).
+  Errc free(Address address, const FreeRequest& request, Failure* failure);
+  Errc free(const BlockRef& block, const FreeRequest& request, Failure* failure);
+  // What can be done without a wait, a driver call or a second look: a slot on a cached lasting stream, its lock free right
+  // now. False: nothing was done, take the full call. For callers that hold a lock of their own, like the GIL.
+  bool try_allocate(const AllocRequest& request, BlockRef* out);
+  bool try_free(const BlockRef& block, const FreeRequest& request);
+  bool try_free(Address address, const FreeRequest& request);
+  // Implicit release: no lock that waits, no driver call, no allocation; any thread, any time. Twice is harmless.
+  void release(const BlockRef& block) noexcept;
+
+  // `address` may lie anywhere inside a block (R1, section 3). Null with size 0 is a no-op.
+  Errc record_stream(Address address, driver::StreamHandle stream, Failure* failure);
+  Errc record_event(Address address, driver::EventHandle event, Failure* failure);
+  Errc register_stream(driver::StreamHandle stream, Failure* failure);
+  Errc forget_stream(driver::StreamHandle stream, Failure* failure);
+  void begin_capture();
+  void end_capture();
+
+  Errc reserve(Bytes bytes, Bytes* reserved, Failure* failure);
+  TrimResult trim(Bytes keep);
+  Stats stats();
+  void reset_peaks();
+  CheckReport check(double timeout);
+  std::vector<debug::BlockFacts> live_blocks();
+  std::optional<debug::BlockFacts> facts(const BlockRef& block);
+  std::vector<debug::Fault> take_faults();
+  debug::Totals debug_totals() const;
+  // Recomputes everything from the ground and compares: empty, or what does not hold. For tests.
+  std::string audit();
+
+  void close();
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
+  driver::Driver& driver() { return *driver_; }
+  std::shared_ptr<driver::Driver> shared_driver() { return driver_; }
+  Kind kind() const { return kind_; }
+  const std::string& name() const { return name_; }
+  const Options& options() const { return options_; }
+  Hooks& hooks() { return hooks_; }
+  bool debugging() const { return debugger_ != nullptr; }
+
+  static std::vector<std::shared_ptr<Core>> all();
+
+ private:
+  Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, const Options& options);
+
+  // What an allocation needs of memory.
+  struct Need {
+    Bytes size = 0;       // requested
+    Bytes bytes = 0;      // of slot or extent
+    Bytes alignment = kExtentAlignment;  // of the extent's start
+    Bytes front = 0;
+    unsigned cls = kNoClass;
+    bool strict = false;  // only memory whose marks are all complete (R2)
+    bool slot() const { return cls != kNoClass; }
+  };
+  static constexpr unsigned kNoClass = ~0u;
+  static constexpr Bytes kExtentAlignment = placement::kExtentAlign;
+  // Memory that was found for a Need: a slot or an extent.
+  struct Found {
+    BlockRecord* record = nullptr;
+    Address begin = 0;
+    Bytes bytes = 0;
+    Path path = Path::own;
+  };
+
+  // alloc.cpp
+  Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;
+  Errc enter(Failure* failure) const;
+  Errc name_stream(driver::StreamHandle handle, Named* out, Failure* failure);
+  BlockRef hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found);
+  bool find_own(Named& t, const Need& need, Found* found);
+  bool take_slot(Heap& t, const Need& need, Found* found);
+  bool take_waiting(Heap& t, const Need& need, Found* found);
+  bool take_foreign_slot(Heap& t, const Need& need, Found* found);
+  bool take_extent(Heap& t, const Need& need, Found* found);
+  bool take_waited(Named& t, const Need& need, Found* found);
+  bool cut_slab(Heap& t, const Need& need, Path* path);
+  bool cut_zero_slab(Heap& t);
+  Slab* spare_slab(unsigned cls);
+  void list_slab(Heap& heap, Slab* slab);
+  void unlist_slab(Heap& heap, Slab* slab);
+  bool pop_slot(Heap& heap, Slab* slab, bool complete_only, Found* found);
+  void collect_waiting(Heap& heap, unsigned cls, bool complete_only);
+  bool good_free(BlockRecord& record);
+  placement::Extent* grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own, Path* path);
+  placement::Extent* grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own);
+  void fill_large(placement::Extent* extent, const order::MarkSet& inherited, const Need& need, Path path, Found* found);
+
+  // ladder.cpp
+  enum class Grown : std::uint8_t { yes, limit, refused, failed };
+  Errc climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure);
+  void poll_stream(Heap& heap, bool fence_legacy);
+  void poll_all(bool fence_legacy);
+  void sweep_streams();
+  Bytes pending_bytes();
+  bool find_again(Named& t, const Need& need, Path path, Found* found);
+  void retire_idle_slabs();
+  bool promote();
+  Errc out_of_memory(Named& t, const Need& need, const AllocRequest& request, OomReason reason, const driver::Status& status,
+                     Failure* failure);
+  enum class Waited : std::uint8_t { found, nothing, interrupted };
+  Grown grow_for(Named& t, const Need& need, bool beside, driver::Status* status);
+  Waited wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found);
+
+  // free.cpp
+  Errc locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack);
+  Errc free_found(const BlockRef& block, const FreeRequest& request, Failure* failure);
+  static LargeBlock* covering(Address address, bool* in_pool);
+  Errc enclosing(Address address, BlockRef* out, Failure* failure);
+  Errc take_relay(Heap** out, Failure* failure);
+  Errc not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack);
+  void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
+  order::MarkSet make_marks(BlockRecord& record, Heap& by, order::Ticket* ticket);
+  bool free_own_slot(BlockRecord& record, Heap& by, order::Ticket* ticket);
+  void settle(BlockRecord* record, const order::MarkSet& marks);
+  void settle_slot(Slab* slab, unsigned slot, order::MarkSet marks);
+  void settle_extent(LargeBlock* block, order::MarkSet marks);
+  void put_extent(placement::Extent* extent, order::MarkSet marks);
+  void retire_slab(Slab* slab);
+  void note_unfenced(Named& named, Bytes bytes, order::Ticket ticket);
+  void fence_owed(Named& named);
+  void drain();
+  void forget_users(BlockRecord* record);
+
+  // segments.cpp
+  Grown grow(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, driver::Status* status);
+  Grown grow_mapped(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, driver::Status* status);
+  Grown grow_piece(Bytes bytes, Bytes alignment, driver::Status* status);
+  bool add_address_range(Bytes bytes, driver::Status* status);
+  bool charge(Bytes bytes);
+  void uncharge(Bytes bytes);
+  driver::Status map_memory(Address begin, Bytes bytes, std::vector<Segment::Handle>* handles);
+  Bytes give_back_mapped(Bytes keep);
+  Bytes give_back_pieces(Bytes keep, double timeout);
+  Bytes give_back_idle(Bytes keep, double piece_timeout);
+  void apply_release_threshold();
+  void let_go();
+
+  // helpers
+  Address address_of(const BlockRecord& record) const;
+  Bytes gross_of(const BlockRecord& record) const;
+  Bytes guards_of(const BlockRecord& record) const;
+  debug::BlockFacts facts_of(const BlockRecord& record, Address address) const;
+  observe::ThreadCounters& counters();
+  std::mutex& extra_lock(const BlockRecord* record) { return extra_locks_[(reinterpret_cast<std::uintptr_t>(record) >> 6) % extra_locks_.size()]; }
+  void count_path(Path path) { paths_[static_cast<std::size_t>(path)].fetch_add(1, std::memory_order_relaxed); }
+  void claim_pages(Address begin, Bytes bytes, void* pointer, placement::PageMap::Tag tag);
+  void mark_streams(double deadline);
+  void for_each_live(const std::function<void(BlockRecord&)>& function);
+
+  // order::Events, through the driver
+  bool create(std::uintptr_t* event) override;
+  void destroy(std::uintptr_t event) override;
+  bool record(std::uintptr_t event, std::uintptr_t stream) override;
+  bool record_context(std::uintptr_t event) override;
+  bool done(std::uintptr_t event) override;
+  bool wait(std::uintptr_t stream, std::uintptr_t event) override;
+  // debug::Host
+  bool work_done(void* cookie) override;
+  void give_back(void* cookie) override;
+  void neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below,
+                  std::optional<debug::BlockFacts>* above) override;
+  void pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) override;
+  void unpin_live() override;
+
+  const std::shared_ptr<driver::Driver> driver_;
+  const Kind kind_;
+  const std::string name_;
+  const Options options_;
+  const std::uint64_t uid_;
+  Hooks hooks_;
+  std::atomic<bool> closed_{false};
+
+  StreamTable streams_;
+  order::Fences fences_;
+  std::shared_ptr<observe::CounterBank> bank_ = std::make_shared<observe::CounterBank>();
+
+  SpinLock extent_lock_;
+  placement::ExtentMap extents_;
+  placement::FreeIndex common_{true};   // complete: usable by anybody
+  placement::FreeIndex mixed_{false};   // marks of several streams; Extent::note is a MarkSet
+  std::vector<std::unique_ptr<Segment>> segments_;
+  std::vector<std::unique_ptr<Slab>> slabs_;
+  std::vector<std::unique_ptr<LargeBlock>> large_;
+  std::vector<LargeBlock*> spare_large_;
+  std::array<std::vector<Slab*>, kClassLists> spare_slabs_;
+  std::vector<driver::MemoryHandle> orphans_;  // unmapped, but the driver would not release them: tried again by trim
+
+  std::atomic<Bytes> reserved_{0}, reserved_peak_{0};
+  std::atomic<std::uint64_t> serial_{0};
+  std::atomic<BlockRecord*> released_{nullptr};
+  std::array<std::mutex, 16> extra_locks_;
+  std::array<std::atomic<std::uint64_t>, kPathCount> paths_{};
+  std::atomic<std::size_t> sweep_at_{64};
+  std::vector<std::pair<void*, Bytes>> zero_areas_;
+  std::atomic<std::uint64_t> host_waits_{0}, oom_{0}, trampled_{0}, legacy_fences_{0}, slab_cuts_{0};
+
+  std::unique_ptr<debug::Debugger> debugger_;
+  std::atomic<bool> deep_check_{false};  // somebody waits for the debugger's answer
+  std::shared_mutex live_gate_;         // debug mode: held shared by frees, exclusively while live blocks are verified
+
+  std::mutex relay_mutex_;
+  std::vector<Heap*> relays_;           // private streams behind record_event
+  std::size_t next_relay_ = 0;
+};
+
+}  // namespace streampool::pool

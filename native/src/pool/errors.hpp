@@ -1,0 +1,69 @@
+// Errors as values: what went wrong at a call, with everything its message needs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../base/types.hpp"
+#include "../debug/fault.hpp"
+#include "../driver/driver.hpp"
+
+namespace streampool::pool {
+
+// One row an error: the code and its word.
+#define STREAMPOOL_ERRORS(X)                                                                                       \
+  X(ok) X(invalid_value) X(invalid_size) X(invalid_alignment) X(out_of_memory) X(double_free) X(foreign_free)      \
+  X(interior_free) X(wrong_pool) X(trampled_record) X(stream) X(capture) X(driver) X(closed) X(forked) X(exiting) \
+  X(interrupted) X(internal)
+
+enum class Errc : std::uint8_t {
+#define STREAMPOOL_ROW(name) name,
+  STREAMPOOL_ERRORS(STREAMPOOL_ROW)
+#undef STREAMPOOL_ROW
+};
+std::string_view errc_word(Errc code);
+
+// Why an allocation failed (R12).
+enum class OomReason : std::uint8_t { driver, limit, fragmentation, pending, capture };
+std::string_view oom_reason_word(OomReason reason);
+
+struct Holder {
+  Bytes bytes = 0;
+  std::uint64_t blocks = 0;
+  debug::StackId stack = 0;
+};
+
+// The fields of an out-of-memory error, all in bytes. `device_free` is 0 with `device_known` false when the query failed too.
+struct OomReport {
+  Bytes request = 0, alignment = 0;
+  std::uint64_t stream = 0;
+  std::string device, pool, kind;
+  Bytes limit = 0, reserved = 0, in_use = 0, pending = 0, cached = 0, quarantined = 0, largest_free = 0;
+  Bytes device_free = 0, device_total = 0;
+  bool device_known = false;
+  OomReason reason = OomReason::driver;
+  std::string driver_error;
+  std::vector<Holder> holders;  // by bytes, largest first
+};
+
+struct Failure {
+  Errc code = Errc::ok;
+  std::string text;
+  std::unique_ptr<OomReport> oom;
+
+  Errc set(Errc errc, std::string message) {
+    code = errc;
+    text = std::move(message);
+    return errc;
+  }
+};
+
+std::string hex(Address address);
+std::string format_bytes(Bytes bytes);
+// The text of an out-of-memory error; never truncated.
+std::string describe(const OomReport& report);
+
+}  // namespace streampool::pool

@@ -1,0 +1,371 @@
+// The slow path, rung by rung (R11). Every rung that may free memory ends in a new search; no lock is held in any wait or
+// callback; the pool's own limit and the driver's refusal take the same way.
+#include <algorithm>
+
+#include "core.hpp"
+
+namespace streampool::pool {
+
+using order::MarkSet;
+using order::StreamState;
+using order::Ticket;
+using placement::Extent;
+using placement::ExtentState;
+
+// Fences one stream as far as R6 allows without its owner, and polls it.
+void Core::poll_stream(Heap& heap, bool fence_legacy) {
+  StreamState& s = heap.stream;
+  if (s.issued.load(std::memory_order_acquire) > s.fenced.load(std::memory_order_acquire) && s.lasting &&
+      (!s.legacy || (fence_legacy && options_.legacy_fences))) {
+    std::shared_lock gate(streams_.capture_gate());
+    driver::CaptureState capture;
+    const driver::Status status = driver_->stream_is_capturing(s.handle, &capture);
+    if (status.ok() && !capture.capturing) {
+      if (s.legacy) legacy_fences_.fetch_add(1, std::memory_order_relaxed);
+      fences_.record(s, s.handle);
+    }
+  }
+  fences_.poll(s);
+}
+
+void Core::poll_all(bool fence_legacy) {
+  streams_.for_each([&](Heap& heap) {
+    if (!heap.stream.idle()) poll_stream(heap, fence_legacy);
+  });
+  fences_.poll_context();
+  // A fence that was recorded just now on an idle stream is done within microseconds: worth a second look before anything
+  // dearer.
+  streams_.for_each([&](Heap& heap) {
+    if (!heap.stream.idle()) fences_.poll(heap.stream);
+  });
+  promote();
+}
+
+// Extents whose marks are complete belong to nobody, and merge with their like.
+bool Core::promote() {
+  bool moved = false;
+  streams_.for_each([&](Heap& heap) {
+    const Ticket completed = heap.stream.completed.load(std::memory_order_acquire);
+    std::lock_guard lock(extent_lock_);
+    while (Extent* e = heap.extents.oldest()) {
+      if (e->stamp > completed) break;
+      extents_.hold(e);
+      extents_.put_free(e, common_, 0);
+      moved = true;
+    }
+  });
+  std::lock_guard lock(extent_lock_);
+  Extent* e = mixed_.oldest();
+  while (e != nullptr) {
+    Extent* next = e->newer;
+    MarkSet& marks = *static_cast<MarkSet*>(e->note);
+    marks.drop_complete();
+    if (marks.size() <= 1) {
+      MarkSet rest = std::move(marks);
+      delete static_cast<MarkSet*>(e->note);
+      e->note = nullptr;
+      extents_.hold(e);
+      put_extent(e, std::move(rest));
+      moved = true;
+    }
+    e = next;
+  }
+  return moved;
+}
+
+// Slabs with no live slot give their memory back to the extents; it keeps its mark.
+void Core::retire_idle_slabs() {
+  std::vector<Slab*> idle;
+  streams_.for_each([&](Heap& heap) {
+    std::lock_guard lock(heap.stream.lock);
+    for (unsigned cls = 0; cls < placement::kClassCount; ++cls) {
+      if (!heap.classes[cls].waiting.empty()) collect_waiting(heap, cls, true);
+      for (Slab* slab = heap.classes[cls].head; slab != nullptr;) {
+        Slab* next = slab->next;
+        if (slab->stack.all_free() && slab->waiting == 0) {
+          unlist_slab(heap, slab);
+          --heap.slab_count;
+          idle.push_back(slab);
+        }
+        slab = next;
+      }
+    }
+  });
+  for (Slab* slab : idle) retire_slab(slab);
+}
+
+// Forgets streams that left nothing behind (they may be gone for good); where many left marks that nobody will ever fence,
+// one context event covers them all.
+void Core::sweep_streams() {
+  poll_all(false);
+  retire_idle_slabs();
+  promote();
+  const auto empty = [](Heap& heap) { return heap.slab_count == 0 && heap.extents.empty(); };
+  streams_.sweep(empty);
+  const std::size_t known = streams_.known();
+  if (known >= sweep_at_.load() && options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending())
+    fences_.record_context(streams_.states());
+  constexpr std::size_t kFirstSweep = 64;
+  sweep_at_.store(std::max(kFirstSweep, known + known / 2 + 16));
+}
+
+// Freed bytes that work may still touch.
+Bytes Core::pending_bytes() {
+  Bytes bytes = 0;
+  streams_.for_each([&](Heap& heap) {
+    const Ticket completed = heap.stream.completed.load(std::memory_order_acquire);
+    {
+      std::lock_guard lock(heap.stream.lock);
+      for (unsigned cls = 0; cls < placement::kClassCount; ++cls) {
+        ClassList& list = heap.classes[cls];
+        for (const WaitingSlot& w : list.waiting)
+          if (!w.marks.all_complete()) bytes += w.slab->slot_bytes;
+        for (Slab* slab = list.head; slab != nullptr; slab = slab->next)
+          for (unsigned i = 0; i < slab->stack.free_count; ++i)
+            if (slab->records[slab->stack.free_slots[i]].ticket > completed) bytes += slab->slot_bytes;
+      }
+    }
+    std::lock_guard lock(extent_lock_);
+    for (Extent* e = heap.extents.oldest(); e != nullptr; e = e->newer)
+      if (e->stamp > completed) bytes += e->size;
+  });
+  std::lock_guard lock(extent_lock_);
+  mixed_.for_each([&](const Extent* e) {
+    if (!static_cast<const MarkSet*>(e->note)->all_complete()) bytes += e->size;
+  });
+  return bytes;
+}
+
+bool Core::find_again(Named& t, const Need& need, Path path, Found* found) {
+  if (!find_own(t, need, found) && !(options_.opportunistic && need.slot() && take_foreign_slot(*t.heap(), need, found))) return false;
+  // Whatever list it came from, this rung is why it was there.
+  found->path = path;
+  return true;
+}
+
+// The stream is made to wait for another one's free: only on fences recorded inside the freeing call (section 3), so that
+// it waits for what was queued before that free and for nothing later.
+bool Core::take_waited(Named& t, const Need& need, Found* found) {
+  if (need.slot() || need.strict) return false;
+  StreamState& me = t.stream();
+  std::vector<std::pair<Bytes, std::vector<order::Mark>>> candidates;
+  {
+    std::lock_guard lock(extent_lock_);
+    const auto look = [&](const Extent* e, const MarkSet& marks) {
+      if (e->size < need.bytes || round_up(e->begin, need.alignment) + need.bytes > e->end()) return;
+      candidates.emplace_back(e->size, std::vector<order::Mark>(marks.begin(), marks.end()));
+    };
+    mixed_.for_each([&](const Extent* e) { look(e, *static_cast<const MarkSet*>(e->note)); });
+  }
+  streams_.for_each([&](Heap& heap) {
+    if (&heap == t.heap()) return;
+    std::lock_guard lock(extent_lock_);
+    heap.extents.for_each([&](const Extent* e) {
+      if (e->size < need.bytes || round_up(e->begin, need.alignment) + need.bytes > e->end()) return;
+      candidates.emplace_back(e->size, std::vector<order::Mark>{{&heap.stream, e->stamp}});
+    });
+  });
+  std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  constexpr std::size_t kMaxCandidates = 16;
+  if (candidates.size() > kMaxCandidates) candidates.resize(kMaxCandidates);
+  for (const auto& [size, marks] : candidates) {
+    if (!std::all_of(marks.begin(), marks.end(), [&](const order::Mark& m) { return fences_.can_wait(me, m); })) continue;
+    if (!std::all_of(marks.begin(), marks.end(), [&](const order::Mark& m) { return fences_.wait(me, t.handle(), m); })) continue;
+    // Published: now any extent whose marks T may use will do.
+    std::lock_guard lock(extent_lock_);
+    Extent* best = nullptr;
+    MarkSet best_marks;
+    const auto consider = [&](Extent* e, const MarkSet& m) {
+      if (e->size < need.bytes || round_up(e->begin, need.alignment) + need.bytes > e->end()) return;
+      if ((best == nullptr || e->size < best->size) && m.may_use(me)) {
+        best = e;
+        best_marks = m;
+      }
+    };
+    mixed_.for_each([&](Extent* e) { consider(e, *static_cast<MarkSet*>(e->note)); });
+    for (const order::Mark& m : marks) {
+      Heap* heap = Heap::of(m.stream);
+      heap->extents.for_each([&](Extent* e) {
+        MarkSet one;
+        one.add({&heap->stream, e->stamp});
+        consider(e, one);
+      });
+    }
+    if (best == nullptr) continue;  // somebody was quicker
+    if (best->index == &mixed_) delete static_cast<MarkSet*>(best->note);
+    best->note = nullptr;
+    const Address from = best->begin, to = best->end();
+    extents_.hold(best);
+    Extent* middle = extents_.carve(best, round_up(from, need.alignment), need.bytes, ExtentState::taken);
+    if (middle->begin > from) put_extent(middle->prev, best_marks);
+    if (middle->end() < to) put_extent(middle->next, best_marks);
+    best_marks.drop_complete();
+    fill_large(middle, best_marks, need, Path::waited, found);
+    return true;
+  }
+  return false;
+}
+
+Core::Grown Core::grow_for(Named& t, const Need& need, bool beside, driver::Status* status) {
+  if (!need.slot()) return grow(t.heap(), need.bytes, need.alignment, need.strict, beside, status);
+  if (need.cls == kZeroClass) return Grown::failed;  // needs addresses only
+  return grow(t.heap(), placement::slab_size(need.cls), placement::kSlabUnit, need.strict, beside, status);
+}
+
+// The bounded wait on the host: polls, lets time pass, and searches after whatever became complete.
+Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found) {
+  constexpr double kFirstPause = 20e-6, kLongestPause = 2e-3;
+  double pause = kFirstPause;
+  double next_interrupt_check = driver_->now();
+  bool waited = false;
+  for (;;) {
+    poll_all(true);
+    retire_idle_slabs();
+    promote();
+    if (quarantine && debugger_ != nullptr) debugger_->give_up(need.bytes);
+    if (find_again(t, need, quarantine ? Path::quarantine : Path::host_waited, found)) return Waited::found;
+    // What became complete may be in pieces: given back to the driver and asked for again it is in one.
+    if (give_back_mapped(0) != 0) {
+      driver::Status status;
+      if (grow_for(t, need, false, &status) == Grown::yes &&
+          find_again(t, need, Path::host_waited, found))
+        return Waited::found;
+    }
+    const bool more = pending_bytes() != 0 || (quarantine && debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0);
+    const double now = driver_->now();
+    if (!more || now >= deadline) return Waited::nothing;
+    if (now >= next_interrupt_check) {
+      if (hooks_.interrupted && hooks_.interrupted()) return Waited::interrupted;
+      next_interrupt_check = now + 0.05;
+    }
+    if (!waited) host_waits_.fetch_add(1, std::memory_order_relaxed);
+    waited = true;
+    // Marks that nobody will ever fence: their stream is gone, or nobody names it again.
+    if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending()) fences_.record_context(streams_.states());
+    driver_->pause(std::min(pause, deadline - now));
+    pause = std::min(pause * 2, kLongestPause);
+  }
+}
+
+Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure) {
+  const auto done = [&] {
+    count_path(found->path);
+    return Errc::ok;
+  };
+  const double deadline = driver_->now() + options_.wait_timeout;
+  driver::Status refusal;
+  Grown grown = Grown::failed;
+  for (int attempt = 0;; ++attempt) {
+    // Completed frees of other heaps. The stream at hand is named by its caller, so it may be fenced here.
+    if (need.strict) {
+      fences_.record(t.stream(), t.handle());
+      fences_.poll(t.stream());
+    }
+    if (options_.opportunistic) {
+      poll_all(false);
+      if (find_again(t, need, Path::completed, found)) return done();
+      retire_idle_slabs();
+      if (find_again(t, need, Path::completed, found)) return done();
+    } else {
+      // Deterministic: nothing of other streams, but the own stream's completed memory is everybody's.
+      if (need.strict) promote();
+      if (find_own(t, need, found)) return done();
+    }
+
+    // The driver; first beside what is free already, then the whole.
+    for (const bool beside : {true, false}) {
+      grown = grow_for(t, need, beside, &refusal);
+      if (grown == Grown::yes && find_again(t, need, Path::grown, found)) return done();
+      if (grown != Grown::yes) break;
+    }
+
+    // Idle memory back, in one piece again.
+    if (give_back_mapped(0) != 0) {
+      grown = grow_for(t, need, true, &refusal);
+      if (find_again(t, need, Path::moved, found)) return done();
+    }
+
+    if (options_.wait && take_waited(t, need, found)) return done();
+
+    if (pending_bytes() != 0) {
+      switch (wait_for_pending(t, need, deadline, false, found)) {
+        case Waited::found: return done();
+        case Waited::interrupted: return failure->set(Errc::interrupted, "interrupted while waiting for pending frees");
+        case Waited::nothing: break;
+      }
+    }
+
+    if (debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0) {
+      switch (wait_for_pending(t, need, deadline, true, found)) {
+        case Waited::found: return done();
+        case Waited::interrupted: return failure->set(Errc::interrupted, "interrupted while waiting for quarantined blocks");
+        case Waited::nothing: break;
+      }
+    }
+
+    // Pieces: freeing them blocks until the device is idle, so it happens on a helper thread, within the time-out.
+    if (give_back_pieces(0, std::max(0.0, deadline - driver_->now())) != 0) {
+      grown = grow_for(t, need, true, &refusal);
+      if (find_again(t, need, Path::moved, found)) return done();
+    }
+
+    if (attempt == 0 && hooks_.collect_garbage) {
+      hooks_.collect_garbage();
+      drain();
+      if (find_again(t, need, Path::called_back, found)) return done();
+      continue;
+    }
+    if (attempt <= options_.oom_retries && hooks_.out_of_memory && hooks_.out_of_memory(request.size)) {
+      drain();
+      if (find_again(t, need, Path::called_back, found)) return done();
+      continue;
+    }
+    break;
+  }
+  if (grown == Grown::failed && refusal.code != driver::Code::out_of_memory && !refusal.ok())
+    return failure->set(Errc::driver, "pool '" + name_ + "' could not take memory from the driver: " + driver::describe(refusal));
+  return out_of_memory(t, need, request, grown == Grown::limit ? OomReason::limit : OomReason::driver, refusal, failure);
+}
+
+Errc Core::out_of_memory(Named& t, const Need& need, const AllocRequest& request, OomReason reason, const driver::Status& status,
+                         Failure* failure) {
+  oom_.fetch_add(1, std::memory_order_relaxed);
+  const Stats now = stats();
+  auto report = std::make_unique<OomReport>();
+  OomReport& r = *report;
+  r.request = request.size;
+  r.alignment = request.alignment;
+  r.stream = t.stream().id;
+  r.device = driver_->name();
+  r.pool = name_;
+  r.kind = kind_name(kind_);
+  r.limit = options_.limit;
+  r.reserved = now.reserved;
+  r.in_use = now.in_use;
+  r.pending = now.pending;
+  r.cached = now.cached;
+  r.quarantined = now.quarantined;
+  r.largest_free = now.largest_free;
+  if (!status.ok()) r.driver_error = driver::describe(status);
+  // May fail like everything else; the error does not depend on it.
+  r.device_known = driver_->mem_info(&r.device_free, &r.device_total).ok();
+  r.reason = reason;
+  if (now.cached >= need.bytes && now.cached != 0) r.reason = OomReason::fragmentation;
+  else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need.bytes) r.reason = OomReason::pending;
+  std::map<debug::StackId, Holder> by_site;
+  for_each_live([&](BlockRecord& record) {
+    Holder& h = by_site[record.stack];
+    h.stack = record.stack;
+    h.bytes += record.size;
+    ++h.blocks;
+  });
+  for (const auto& [site, holder] : by_site) r.holders.push_back(holder);
+  constexpr std::size_t kTopHolders = 10;
+  std::sort(r.holders.begin(), r.holders.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
+  if (r.holders.size() > kTopHolders) r.holders.resize(kTopHolders);
+  failure->set(Errc::out_of_memory, describe(r));
+  failure->oom = std::move(report);
+  return Errc::out_of_memory;
+}
+
+}  // namespace streampool::pool

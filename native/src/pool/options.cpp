@@ -1,0 +1,311 @@
+#include "options.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cctype>
+#include <cmath>
+
+namespace streampool::pool {
+namespace {
+
+constexpr auto kTable = std::to_array<OptionRow>({
+    {"mode", OptionType::choice, "production", "off|observe|production|debug|paranoid",
+     "preset that the other options start from"},
+    {"limit", OptionType::size, "0", "", "most bytes the pool may hold from the driver; 0: no limit"},
+    {"initial", OptionType::size, "0", "", "bytes taken from the driver when the pool is made"},
+    {"stream_ordered", OptionType::boolean, "false", "",
+     "pinned and managed memory is touched by the host in stream order only, so it may be reused at once on its stream"},
+    {"segments", OptionType::choice, "auto", "auto|vmm|malloc",
+     "where memory comes from: virtual memory management, or driver allocations in one piece"},
+    {"reuse", OptionType::choice, "wait", "wait|opportunistic|deterministic",
+     "reuse across streams: completed work and wait edges, completed work only, or none"},
+    {"legacy_fences", OptionType::boolean, "true", "",
+     "late in the ladder the legacy default stream may be fenced, which orders all blocking streams"},
+    {"recover_stranded", OptionType::boolean, "true", "",
+     "marks that no stream will ever fence are completed by a context event"},
+    {"wait_timeout", OptionType::seconds, "10", "", "longest wait for pending frees before an out-of-memory error"},
+    {"fence_age", OptionType::seconds, "0.0001", "",
+     "an unfenced free older than this is fenced by the next call that names its stream"},
+    {"release_threshold", OptionType::size, "0", "",
+     "idle bytes above this go back to the driver on the slow path, at check() and in waits; 0: keep all"},
+    {"stack_depth", OptionType::integer, "0", "", "Python frames kept for each allocation; 0: none"},
+    {"track", OptionType::boolean, "false", "", "keep serial number, thread and time of each block"},
+    {"guard_bytes", OptionType::size, "0", "", "known bytes before and after each block; 0: no guards"},
+    {"fill", OptionType::boolean, "false", "", "free memory holds a pattern, which is verified"},
+    {"fill_edge_bytes", OptionType::size, "0", "", "fill and verify only this many bytes at each end of a freed block; 0: all"},
+    {"quarantine_bytes", OptionType::size, "0", "", "freed blocks kept back and checked when they leave; 0: none"},
+    {"check_every", OptionType::integer, "64", "", "frees between two batches of checks"},
+    {"max_faults", OptionType::integer, "100", "", "faults kept in full; more are counted"},
+    {"on_fault", OptionType::choice, "report", "report|raise", "what happens when a fault is found"},
+    {"leaks", OptionType::choice, "definite", "definite|all|off", "which leak classes count at the end of a run"},
+    {"oom_retries", OptionType::integer, "3", "", "how often the out-of-memory callback may ask for another try"},
+});
+
+const OptionRow* find_row(std::string_view name) {
+  for (const OptionRow& row : kTable)
+    if (name == row.name) return &row;
+  return nullptr;
+}
+
+// Levenshtein distance, for "did you mean".
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0u : 1u)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+template <typename Words>
+std::string did_you_mean(std::string_view word, const Words& words) {
+  std::string best;
+  std::size_t best_distance = 4;
+  for (std::string_view candidate : words) {
+    const std::size_t d = distance(word, candidate);
+    if (d < best_distance) {
+      best_distance = d;
+      best = candidate;
+    }
+  }
+  return best.empty() ? "" : "; did you mean '" + best + "'?";
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t at = text.find(separator);
+    parts.push_back(text.substr(0, at));
+    if (at == std::string_view::npos) return parts;
+    text.remove_prefix(at + 1);
+  }
+}
+
+bool parse_bool(std::string_view text, bool* out) {
+  if (text == "true" || text == "1" || text == "on" || text == "yes" || text == "True") return *out = true, true;
+  if (text == "false" || text == "0" || text == "off" || text == "no" || text == "False") return *out = false, true;
+  return false;
+}
+
+bool parse_number(std::string_view text, double* out) {
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), *out);
+  return problem == std::errc{} && end == text.data() + text.size() && std::isfinite(*out);
+}
+
+// One value in its canonical text, or a sentence.
+bool canonical(const OptionRow& row, std::string_view value, std::string* out, std::string* error) {
+  const std::string about = std::string("option '") + row.name + "'";
+  switch (row.type) {
+    case OptionType::boolean: {
+      bool b = false;
+      if (!parse_bool(value, &b)) return *error = about + " takes true or false, not '" + std::string(value) + "'", false;
+      *out = b ? "true" : "false";
+      return true;
+    }
+    case OptionType::integer: {
+      long long n = 0;
+      const auto [end, problem] = std::from_chars(value.data(), value.data() + value.size(), n);
+      if (problem != std::errc{} || end != value.data() + value.size() || n < 0 || n > 1000000000)
+        return *error = about + " takes a whole number from 0 to 1000000000, not '" + std::string(value) + "'", false;
+      *out = std::to_string(n);
+      return true;
+    }
+    case OptionType::size: {
+      Bytes n = 0;
+      std::string why;
+      if (!parse_size(value, &n, &why)) return *error = about + ": " + why, false;
+      *out = std::to_string(n);
+      return true;
+    }
+    case OptionType::seconds: {
+      double s = 0;
+      if (!parse_number(value, &s) || s < 0 || s > 1e9)
+        return *error = about + " takes seconds, 0 or more, not '" + std::string(value) + "'", false;
+      *out = std::string(value);
+      return true;
+    }
+    case OptionType::choice: {
+      const auto choices = split(row.choices, '|');
+      if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
+        *error = about + " takes one of " + row.choices + ", not '" + std::string(value) + "'" + did_you_mean(value, choices);
+        return false;
+      }
+      *out = std::string(value);
+      return true;
+    }
+    case OptionType::text: *out = std::string(value); return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::span<const OptionRow> option_table() { return kTable; }
+
+std::string_view option_type_word(OptionType type) {
+  switch (type) {
+    case OptionType::boolean: return "bool";
+    case OptionType::integer: return "int";
+    case OptionType::size: return "size";
+    case OptionType::seconds: return "seconds";
+    case OptionType::choice: return "enum";
+    case OptionType::text: return "text";
+  }
+  return "?";
+}
+
+const std::map<std::string, OptionMap, std::less<>>& presets() {
+  static const std::map<std::string, OptionMap, std::less<>> table = {
+      {"off", {}},
+      {"observe", {}},
+      {"production", {}},
+      {"debug",
+       {{"track", "true"},
+        {"stack_depth", "10"},
+        {"guard_bytes", "256"},
+        {"fill", "true"},
+        {"quarantine_bytes", std::to_string(64 * kMiB)}}},
+      {"paranoid",
+       {{"track", "true"},
+        {"stack_depth", "64"},
+        {"guard_bytes", "4096"},
+        {"fill", "true"},
+        {"quarantine_bytes", std::to_string(kGiB)},
+        {"check_every", "1"}}},
+  };
+  return table;
+}
+
+bool parse_size(std::string_view text, Bytes* out, std::string* error) {
+  const auto bad = [&](const char* why) {
+    *error = "'" + std::string(text) + "' is not a size: " + why + "; write bytes or a unit, like 4096, 512MB, 2GiB";
+    return false;
+  };
+  std::string_view rest = text;
+  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
+  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
+  if (rest.empty()) return bad("it is empty");
+  if (rest.front() == '-') return bad("it is negative");
+  std::size_t digits = 0;
+  while (digits < rest.size() && (std::isdigit(static_cast<unsigned char>(rest[digits])) || rest[digits] == '.')) ++digits;
+  const std::string_view number = rest.substr(0, digits);
+  std::string_view unit = rest.substr(digits);
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  std::string u;
+  for (char c : unit) u += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  static constexpr struct {
+    const char* name;
+    Bytes factor;
+  } kUnits[] = {{"", 1},           {"b", 1},          {"k", kKiB},         {"kb", 1000},
+                {"kib", kKiB},     {"m", kMiB},       {"mb", 1000000},     {"mib", kMiB},
+                {"g", kGiB},       {"gb", 1000000000},{"gib", kGiB},       {"t", 1024 * kGiB},
+                {"tb", 1000000000000},                {"tib", 1024 * kGiB}};
+  Bytes factor = 0;
+  for (const auto& row : kUnits)
+    if (u == row.name) factor = row.factor;
+  if (number.empty() || factor == 0) return bad(number.empty() ? "there is no number" : "the unit is unknown");
+  Bytes whole = 0;
+  const auto [end, problem] = std::from_chars(number.data(), number.data() + number.size(), whole);
+  if (problem == std::errc::result_out_of_range) return bad("it does not fit 64 bits");
+  if (problem == std::errc{} && end == number.data() + number.size()) {
+    if (whole != 0 && factor > ~Bytes{0} / whole) return bad("it does not fit 64 bits");
+    *out = whole * factor;
+    return true;
+  }
+  double fraction = 0;
+  if (factor == 1 || !parse_number(number, &fraction)) return bad("the number is not one");
+  const double bytes = std::floor(fraction * static_cast<double>(factor));
+  if (bytes >= 18446744073709551615.0) return bad("it does not fit 64 bits");
+  *out = static_cast<Bytes>(bytes);
+  return true;
+}
+
+bool resolve_options(const OptionMap& arguments, std::string_view environment, OptionMap* out, std::string* error) {
+  OptionMap from_environment;
+  if (!environment.empty())
+    for (std::string_view item : split(environment, ':')) {
+      if (item.empty()) continue;
+      const std::size_t at = item.find('=');
+      if (at == std::string_view::npos)
+        return *error = "STREAMPOOL_OPTIONS: '" + std::string(item) + "' is not name=value", false;
+      if (item.substr(0, at) == "help") continue;  // handled by whoever prints it
+      from_environment[std::string(item.substr(0, at))] = std::string(item.substr(at + 1));
+    }
+  const auto checked = [&](const OptionMap& given, const char* whose, OptionMap* canon) {
+    for (const auto& [name, value] : given) {
+      const OptionRow* row = find_row(name);
+      if (row == nullptr) {
+        std::vector<std::string_view> names;
+        for (const OptionRow& r : kTable) names.push_back(r.name);
+        *error = std::string(whose) + "unknown option '" + name + "'" + did_you_mean(name, names);
+        return false;
+      }
+      std::string why;
+      if (!canonical(*row, value, &(*canon)[name], &why)) {
+        *error = whose + why;
+        return false;
+      }
+    }
+    return true;
+  };
+  OptionMap given, env;
+  if (!checked(from_environment, "STREAMPOOL_OPTIONS: ", &env) || !checked(arguments, "", &given)) return false;
+
+  OptionMap result;
+  for (const OptionRow& row : kTable) {
+    std::string why;
+    canonical(row, row.fallback, &result[row.name], &why);
+  }
+  std::string mode = result["mode"];
+  if (env.contains("mode")) mode = env["mode"];
+  if (given.contains("mode")) mode = given["mode"];
+  for (const auto& [name, value] : presets().find(mode)->second) result[name] = value;
+  for (const auto& [name, value] : env) result[name] = value;
+  for (const auto& [name, value] : given) result[name] = value;
+  result["mode"] = mode;
+  *out = std::move(result);
+  return true;
+}
+
+bool to_options(const OptionMap& given, Options* out, std::string* error) {
+  OptionMap map;
+  if (!resolve_options(given, "", &map, error)) return false;
+  const auto size = [&](const char* name) { return static_cast<Bytes>(std::stoull(map[name])); };
+  const auto number = [&](const char* name) { return std::stoi(map[name]); };
+  const auto seconds = [&](const char* name) { return std::stod(map[name]); };
+  const auto flag = [&](const char* name) { return map[name] == "true"; };
+  Options o;
+  o.mode = map["mode"];
+  o.limit = size("limit");
+  o.initial = size("initial");
+  o.stream_ordered = flag("stream_ordered");
+  o.use_virtual_memory = map["segments"] != "malloc";
+  o.opportunistic = map["reuse"] != "deterministic";
+  o.wait = map["reuse"] == "wait";
+  o.legacy_fences = flag("legacy_fences");
+  o.recover_stranded = flag("recover_stranded");
+  o.wait_timeout = seconds("wait_timeout");
+  o.fence_age = seconds("fence_age");
+  o.release_threshold = size("release_threshold");
+  o.stack_depth = number("stack_depth");
+  o.oom_retries = number("oom_retries");
+  o.raise_on_fault = map["on_fault"] == "raise";
+  o.debug.track = flag("track");
+  o.debug.guard_bytes = size("guard_bytes");
+  o.debug.fill = flag("fill");
+  o.debug.fill_edge_bytes = size("fill_edge_bytes");
+  o.debug.quarantine_bytes = size("quarantine_bytes");
+  o.debug.check_every = static_cast<std::uint32_t>(std::max(1, number("check_every")));
+  o.debug.max_faults = static_cast<std::uint32_t>(number("max_faults"));
+  *out = o;
+  return true;
+}
+
+}  // namespace streampool::pool

@@ -1,0 +1,127 @@
+// What the pool writes down about one block, in host memory (R7). Imports base/, order/, placement/.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../base/types.hpp"
+#include "../debug/fault.hpp"
+#include "../order/stream_state.hpp"
+#include "../placement/extent_map.hpp"
+#include "../placement/slab.hpp"
+
+namespace streampool::pool {
+
+class Core;
+struct Heap;
+
+// The state of a record, as a magic number: anything else in its place means that the record was overwritten (R8).
+enum class Magic : std::uint32_t {
+  fresh = 0x5EED0B1Cu,        // never handed out
+  live = 0xA11FEB10u,         // the user's
+  released = 0x4E1EA5EDu,     // released without naming a stream; waits for the next explicit call
+  quarantined = 0x9A4A971Eu,  // freed, in the debugger's hands
+  freed = 0xF4EED0B1u
+};
+constexpr bool is_magic(std::uint32_t value) {
+  switch (static_cast<Magic>(value)) {
+    case Magic::fresh:
+    case Magic::live:
+    case Magic::released:
+    case Magic::quarantined:
+    case Magic::freed: return true;
+  }
+  return false;
+}
+
+// Kept for blocks that need more than the fast path writes: recorded streams, debug facts.
+struct BlockExtra {
+  std::vector<order::StreamState*> recorded;  // may use the block until it is freed
+  order::MarkSet inherited;  // of the memory's former life: not complete when it was handed out (R1)
+  order::MarkSet marks;      // while quarantined: what the free put on it
+  std::uint64_t serial = 0;
+  std::uint64_t allocated_thread = 0, freed_thread = 0;
+  double allocated_time = 0, freed_time = 0;
+  debug::StackId freed_at = 0;
+  std::string tag;
+};
+
+inline constexpr std::uint32_t kRawBlock = 1;  // BlockRecord::flags: nobody's object owns it
+
+// One cache line. Memory of this type is never given back while its pool lives, so a stale pointer reads a record, and
+// the generation tells whose.
+// Invariant: `word` is generation << 32 | magic; the generation grows by one each time the memory is handed out.
+struct alignas(64) BlockRecord {
+  std::atomic<std::uint64_t> word{static_cast<std::uint64_t>(Magic::fresh)};
+  Bytes size = 0;                   // requested
+  Heap* home = nullptr;             // of the stream that it was allocated on
+  order::Ticket ticket = 0;         // slots: the ticket of the last free on the slab's own stream
+  std::uintptr_t container = 0;     // Slab* or LargeBlock*, tagged like a page map entry
+  std::uint32_t front : 24 = 0;     // bytes before the user's pointer; at most kMaxAlignment plus guards
+  std::uint32_t flags : 8 = 0;
+  debug::StackId stack = 0;         // allocated at
+  std::unique_ptr<BlockExtra> extra;
+  BlockRecord* link = nullptr;      // in the queue of implicit releases
+  // 64 bytes: word, size, home, ticket, container, front + flags + stack, extra, link
+
+  static constexpr std::uint64_t pack(std::uint32_t generation, Magic magic) {
+    return std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(magic);
+  }
+  static constexpr std::uint32_t generation_of(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
+  static constexpr std::uint32_t magic_of(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
+  bool is(Magic magic) const {
+    return magic_of(word.load(std::memory_order_acquire)) == static_cast<std::uint32_t>(magic);
+  }
+  // From one state to another, once: of two racing callers one wins.
+  bool move(std::uint32_t generation, Magic from, Magic to) {
+    std::uint64_t expected = pack(generation, from);
+    return word.compare_exchange_strong(expected, pack(generation, to), std::memory_order_acq_rel);
+  }
+  BlockExtra& more() {
+    if (!extra) extra = std::make_unique<BlockExtra>();
+    return *extra;
+  }
+};
+static_assert(sizeof(BlockRecord) == 64);
+
+// An extent cut into slots, in the heap of the stream it was cut for. Guarded by that heap's lock.
+struct Slab {
+  Core* core = nullptr;
+  Heap* heap = nullptr;
+  Address base = 0;
+  Bytes bytes = 0;
+  Bytes slot_bytes = 0;
+  std::uint64_t reciprocal = 0;
+  std::uint32_t cls = 0;
+  bool listed = false;               // in its class's list of slabs with free slots
+  bool retired = false;              // its memory went back to the extents; the records stay for late frees
+  std::uint32_t waiting = 0;         // slots that wait for marks
+  std::uint32_t pages = 0;           // page map entries that still point here
+  order::Ticket last_ticket = 0;     // largest ticket of a free on the own stream
+  Slab* prev = nullptr;
+  Slab* next = nullptr;
+  placement::Extent* extent = nullptr;
+  placement::SlotStack stack;
+  std::unique_ptr<BlockRecord[]> records;
+
+  unsigned slot_of(Address address) const {
+    return static_cast<unsigned>(((address - base) / kMinAlignment * reciprocal) >> 32);
+  }
+  Address slot_begin(unsigned slot) const { return base + slot * slot_bytes; }
+  unsigned number_of(const BlockRecord* record) const { return static_cast<unsigned>(record - records.get()); }
+};
+
+// A block above the largest class: one extent.
+struct LargeBlock {
+  BlockRecord record;
+  Core* core = nullptr;
+  placement::Extent* extent = nullptr;  // while taken
+  Address begin = 0;
+  Bytes bytes = 0;
+  Address page = 0;  // the address whose page map entry points here
+};
+
+}  // namespace streampool::pool

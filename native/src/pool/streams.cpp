@@ -1,0 +1,179 @@
+#include "streams.hpp"
+
+namespace streampool::pool {
+
+using driver::Code;
+using driver::StreamHandle;
+
+StreamTable::StreamTable(driver::Driver& driver) : driver_(driver) {}
+
+Heap* StreamTable::find_or_make(std::uint64_t id, bool count) {
+  std::lock_guard lock(mutex_);
+  Heap*& entry = by_id_[id];
+  if (entry == nullptr) {
+    if (!spare_.empty()) {
+      entry = spare_.back();
+      spare_.pop_back();
+    } else {
+      entry = &store_.emplace_back();
+    }
+    // Tickets go on from where they were: marks of the entry's former stream stay complete.
+    entry->stream.id = id;
+    entry->stream.lasting = false;
+    entry->stream.legacy = false;
+    entry->stream.handle = 0;
+    entry->known = true;
+    known_.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (count) entry->users.fetch_add(1, std::memory_order_acquire);
+  return entry;
+}
+
+Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
+  handle = canonical(handle);
+  bool lasting = false;
+  if (handle != driver::kPerThreadStream) {
+    std::lock_guard lock(mutex_);
+    auto it = lasting_.find(handle);
+    if (it != lasting_.end()) {
+      lasting = true;
+      if (!capture_known()) {
+        *out = Named(it->second, handle, false);
+        return Errc::ok;
+      }
+    }
+  }
+  lookups_.fetch_add(1, std::memory_order_relaxed);
+  // In this order: asking the id of a capturing stream would kill its capture.
+  driver::CaptureState capture;
+  driver::Status status = driver_.stream_is_capturing(handle, &capture);
+  // 906 on the legacy stream: some blocking stream captures, not this one.
+  const bool other_captures = driver::is_legacy(handle) && status.code == Code::capturing;
+  if (!status.ok() && !other_captures)
+    return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
+  if (capture.capturing) {
+    seen_capture_.store(true, std::memory_order_release);
+    return failure->set(Errc::capture, "stream " + hex(handle) +
+                                           " is capturing a graph; this pool does not serve captures yet. Allocate before the capture "
+                                           "begins and free after it ends; the capture itself is still valid");
+  }
+  if (lasting) {
+    std::lock_guard lock(mutex_);
+    auto it = lasting_.find(handle);
+    if (it != lasting_.end()) {
+      *out = Named(it->second, handle, false);
+      return Errc::ok;
+    }
+  }
+  if (other_captures) return failure->set(Errc::capture, "the legacy default stream cannot be used while a blocking stream captures a graph");
+  std::uint64_t id = 0;
+  status = driver_.stream_id(handle, &id);
+  if (!status.ok())
+    return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
+  if (captures_.load(std::memory_order_acquire) == 0) seen_capture_.store(false, std::memory_order_release);
+  if (driver::is_legacy(handle)) {
+    // The legacy default stream lives as long as its context: lasting without anybody's promise.
+    Heap* heap = find_or_make(id, false);
+    std::lock_guard lock(mutex_);
+    heap->stream.legacy = true;
+    heap->stream.handle = driver::kLegacyStream;
+    heap->stream.lasting = true;
+    lasting_[driver::kLegacyStream] = heap;
+    *out = Named(heap, handle, false);
+    return Errc::ok;
+  }
+  *out = Named(find_or_make(id, true), handle, true);
+  return Errc::ok;
+}
+
+Errc StreamTable::register_stream(StreamHandle handle, Named* out, Failure* failure) {
+  handle = canonical(handle);
+  if (handle == driver::kPerThreadStream)
+    return failure->set(Errc::stream, "the per-thread default stream cannot be registered: it is another stream in each thread");
+  const Errc errc = name(handle, out, failure);
+  if (errc != Errc::ok) return errc;
+  std::lock_guard lock(mutex_);
+  auto it = lasting_.find(handle);
+  if (it != lasting_.end() && it->second != out->heap()) {
+    // The handle was registered for a stream that is gone: its promise was broken, or forget_stream was forgotten.
+    it->second->stream.lasting = false;
+    it->second->stream.handle = 0;
+  }
+  out->heap()->stream.handle = handle;
+  out->heap()->stream.lasting = true;
+  lasting_[handle] = out->heap();
+  epoch_.fetch_add(1, std::memory_order_release);
+  return Errc::ok;
+}
+
+Errc StreamTable::forget_stream(StreamHandle handle, Failure* failure) {
+  handle = canonical(handle);
+  std::lock_guard lock(mutex_);
+  auto it = lasting_.find(handle);
+  if (it == lasting_.end() || driver::is_legacy(handle))
+    return failure->set(Errc::stream, "stream " + hex(handle) + " is not registered with this pool");
+  it->second->stream.lasting = false;
+  it->second->stream.handle = 0;
+  lasting_.erase(it);
+  epoch_.fetch_add(1, std::memory_order_release);
+  return Errc::ok;
+}
+
+Heap* StreamTable::adopt(StreamHandle handle, Failure* failure) {
+  Named named;
+  if (register_stream(handle, &named, failure) != Errc::ok) return nullptr;
+  named.heap()->own = true;
+  return named.heap();
+}
+
+void StreamTable::for_each(const std::function<void(Heap&)>& function) {
+  std::vector<Heap*> all;
+  {
+    std::lock_guard lock(mutex_);
+    all.reserve(by_id_.size());
+    for (auto& [id, heap] : by_id_) {
+      heap->users.fetch_add(1, std::memory_order_acquire);
+      all.push_back(heap);
+    }
+  }
+  for (Heap* heap : all) {
+    function(*heap);
+    heap->users.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+std::vector<order::StreamState*> StreamTable::states() {
+  std::lock_guard lock(mutex_);
+  std::vector<order::StreamState*> all;
+  for (auto& [id, heap] : by_id_) all.push_back(&heap->stream);
+  return all;
+}
+
+void StreamTable::sweep(const std::function<bool(Heap&)>& empty) {
+  std::lock_guard lock(mutex_);
+  for (auto it = by_id_.begin(); it != by_id_.end();) {
+    Heap& heap = *it->second;
+    bool gone = false;
+    if (!heap.stream.lasting && !heap.own && heap.users.load(std::memory_order_acquire) == 0 && heap.stream.idle()) {
+      heap.stream.lock.lock();
+      gone = empty(heap);
+      heap.stream.lock.unlock();
+    }
+    if (!gone) {
+      ++it;
+      continue;
+    }
+    heap.stream.fence_lock.lock();
+    heap.stream.waited.clear();
+    heap.stream.fence_lock.unlock();
+    heap.stream.unfenced_frees = 0;
+    heap.stream.unfenced_bytes = 0;
+    heap.stream.owed = false;
+    heap.known = false;
+    spare_.push_back(&heap);
+    it = by_id_.erase(it);
+    known_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace streampool::pool

@@ -1,0 +1,102 @@
+// Which stream is it? Identity by driver id (R5), lasting streams, and the right to touch a stream (R6).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "../driver/driver.hpp"
+#include "errors.hpp"
+#include "heap.hpp"
+
+namespace streampool::pool {
+
+// A stream that an explicit call named: its heap, and the handle that the caller just vouched for. Holds the heap's entry.
+class Named {
+ public:
+  Named() = default;
+  Named(Heap* heap, driver::StreamHandle handle, bool counted) : heap_(heap), handle_(handle), counted_(counted) {}
+  Named(Named&& other) noexcept { swap(other); }
+  Named& operator=(Named&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Named() {
+    if (counted_) heap_->users.fetch_sub(1, std::memory_order_release);
+  }
+  Heap* heap() const { return heap_; }
+  order::StreamState& stream() const { return heap_->stream; }
+  driver::StreamHandle handle() const { return handle_; }
+
+ private:
+  void swap(Named& other) {
+    std::swap(heap_, other.heap_);
+    std::swap(handle_, other.handle_);
+    std::swap(counted_, other.counted_);
+  }
+  Heap* heap_ = nullptr;
+  driver::StreamHandle handle_ = 0;
+  bool counted_ = false;
+};
+
+class StreamTable {
+ public:
+  explicit StreamTable(driver::Driver& driver);
+
+  // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then its id.
+  Errc name(driver::StreamHandle handle, Named* out, Failure* failure);
+  // Lasting streams. `forget` leaves a stream whose pending work the caller has just fenced.
+  Errc register_stream(driver::StreamHandle handle, Named* out, Failure* failure);
+  Errc forget_stream(driver::StreamHandle handle, Failure* failure);
+  // A stream of the pool's own, lasting.
+  Heap* adopt(driver::StreamHandle handle, Failure* failure);
+
+  // Counts declared captures; while one is open lasting streams are checked as well.
+  void begin_capture() { captures_.fetch_add(1); }
+  void end_capture() { captures_.fetch_sub(1); }
+  bool capture_known() const { return captures_.load(std::memory_order_acquire) != 0 || seen_capture_.load(std::memory_order_acquire); }
+  // Held shared around every fence that is recorded without the stream's owner in the call; held exclusively while a
+  // capture is begun or ended.
+  std::shared_mutex& capture_gate() { return gate_; }
+
+  // Changes whenever a cached (handle -> heap) pair may have become wrong.
+  std::uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+
+  // Every heap of the table, held for the call. Called without locks.
+  void for_each(const std::function<void(Heap&)>& function);
+  std::vector<order::StreamState*> states();
+  std::size_t known() const { return known_.load(std::memory_order_relaxed); }
+
+  // Takes entries out of the table whose streams left nothing behind; `empty` says so of a heap, called under its lock.
+  void sweep(const std::function<bool(Heap&)>& empty);
+
+  std::uint64_t lookups() const { return lookups_.load(std::memory_order_relaxed); }
+
+ private:
+  Heap* find_or_make(std::uint64_t id, bool count);
+
+  driver::Driver& driver_;
+  std::mutex mutex_;  // guards the maps; never held over a driver call
+  std::unordered_map<std::uint64_t, Heap*> by_id_;
+  std::unordered_map<driver::StreamHandle, Heap*> lasting_;
+  std::deque<Heap> store_;
+  std::vector<Heap*> spare_;
+  std::shared_mutex gate_;
+  std::atomic<std::uint32_t> captures_{0};
+  std::atomic<bool> seen_capture_{false};
+  std::atomic<std::uint64_t> epoch_{1};
+  std::atomic<std::uint64_t> lookups_{0};
+  std::atomic<std::size_t> known_{0};
+};
+
+// The legacy stream under one name.
+constexpr driver::StreamHandle canonical(driver::StreamHandle handle) {
+  return driver::is_legacy(handle) ? driver::kLegacyStream : handle;
+}
+
+}  // namespace streampool::pool

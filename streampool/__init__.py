@@ -1,0 +1,98 @@
+"""streampool: the GPU memory pool you can leave debugging on.
+
+>>> import streampool as sp
+>>> dev = sp.Device()                                  # the GPU, or the simulated device where there is none
+>>> pool = sp.Pool(dev, mode="debug")
+>>> with pool.allocate(4096, stream=dev.create_stream()) as buf:
+...     ...
+
+Importing loads the native core and these modules only; cuda.core, NumPy and the rest come on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from streampool._core import parse_size
+from streampool._sizes import format_size
+from streampool.buffer import Buffer
+from streampool.config import Mode
+from streampool.device import Device
+from streampool.errors import (
+    CaptureError,
+    DoubleFreeError,
+    DriverError,
+    DriverNotFoundError,
+    FaultError,
+    ForeignFreeError,
+    ForkedProcessError,
+    InteriorFreeError,
+    InvalidFreeError,
+    OutOfMemoryError,
+    PoolClosedError,
+    StreamError,
+    StreamPoolError,
+    TraceError,
+    TrampledRecordError,
+    WrongPoolError,
+)
+from streampool.pool import CheckResult, Pool, PoolStats
+from streampool.streams import current_stream, stream
+
+if TYPE_CHECKING:
+    from streampool import faults, leaks, replay, report, sim, traces
+
+__all__ = [
+    "Buffer",
+    "CaptureError",
+    "CheckResult",
+    "Device",
+    "DoubleFreeError",
+    "DriverError",
+    "DriverNotFoundError",
+    "FaultError",
+    "ForeignFreeError",
+    "ForkedProcessError",
+    "InteriorFreeError",
+    "InvalidFreeError",
+    "Mode",
+    "OutOfMemoryError",
+    "Pool",
+    "PoolClosedError",
+    "PoolStats",
+    "StreamError",
+    "StreamPoolError",
+    "TraceError",
+    "TrampledRecordError",
+    "WrongPoolError",
+    "current_stream",
+    "faults",
+    "format_size",
+    "leaks",
+    "parse_size",
+    "replay",
+    "report",
+    "sim",
+    "stream",
+    "traces",
+]
+
+_ON_FIRST_USE = frozenset({"faults", "leaks", "replay", "report", "sim", "traces"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_FIRST_USE:
+        return importlib.import_module(f"streampool.{name}")
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("streampool")
+        except PackageNotFoundError:
+            return "unknown"  # run from a build tree
+    raise AttributeError(f"module 'streampool' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,85 @@
+"""What is found in the pools of a watched program, kept when the pools are gone."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from streampool import _core
+
+__all__ = ["PoolFindings", "Session"]
+
+
+@dataclass(slots=True)
+class PoolFindings:
+    """What a report needs of one pool, kept when the pool is gone. Facts are as the core gives them."""
+
+    name: str
+    kind: str
+    device: str
+    mode: str
+    ended: str = "alive"  # or "closed", "collected": when the blocks below were live
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    live_blocks: list[dict[str, Any]] = field(default_factory=list)
+    not_checked: list[dict[str, Any]] = field(default_factory=list)
+    debug_totals: dict[str, int] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)  # what could not be found out, and why
+
+    def gather(self, pool: _core.Pool, ended: str, *, timeout: float) -> list[dict[str, Any]]:
+        """Ask `pool` for everything a report needs; what fails is noted, and the rest is asked all the same.
+
+        The first call says how the pool ended and what was live then; later ones add faults and counters. Gives the
+        faults that this call found.
+        """
+        if self.ended == "alive" and not pool.is_closed:
+            self.ended = ended
+            self.live_blocks = self._ask("live blocks", lambda: _core.Pool.live_blocks(pool)) or []
+            checked = self._ask("last check", lambda: _core.Pool.check(pool, timeout))
+            self.not_checked = (checked or {}).get("not_checked", [])
+        found: list[dict[str, Any]] = self._ask("faults", lambda: _core.Pool.take_faults(pool)) or []
+        self.faults += found
+        self.debug_totals = self._ask("totals", lambda: _core.Pool.debug_totals(pool)) or self.debug_totals
+        self.stats = self._ask("counters", lambda: _core.Pool.stats(pool)) or self.stats
+        return found
+
+    def _ask(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            self.problems.append(f"{what}: {type(error).__name__}: {error}")
+            return None
+
+
+class Session:
+    """The pools of one watched program."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._findings: list[PoolFindings] = []
+        self._alive: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
+
+    def watch(self, pool: _core.Pool) -> PoolFindings:
+        """Take a new pool in. The pool keeps its findings itself: weak references go before finalizers run."""
+        findings = PoolFindings(
+            name=pool.name,
+            kind=pool.kind,
+            device=pool.driver.name,
+            mode=pool.options.get("mode", ""),
+            options=pool.options,
+        )
+        self._findings.append(findings)
+        self._alive.add(pool)
+        return findings
+
+    def finish(self) -> list[PoolFindings]:
+        """Ask every pool that is still alive, and give the findings of all, in the order of their making."""
+        for pool in list(self._alive):
+            findings = getattr(pool, "_findings", None)
+            if findings is not None:
+                findings.gather(pool, "at exit", timeout=10.0)
+        return list(self._findings)

@@ -1,0 +1,100 @@
+"""Faults and leaks to and from the plain data of report_schema.json. Addresses are hexadecimal text there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from streampool.faults import BlockFacts, Fault, Frame
+from streampool.leaks import Leak, LeakClass
+from streampool.suppressions import suggest
+
+__all__ = ["fault_from_dict", "fault_to_dict", "leak_from_dict", "leak_to_dict"]
+
+
+def _frames_to_list(frames: Sequence[Frame]) -> list[dict[str, Any]]:
+    return [{"file": frame.file, "line": frame.line, "function": frame.function} for frame in frames]
+
+
+def _frames_from_list(frames: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
+    return tuple(Frame(frame["file"], frame["line"], frame["function"]) for frame in frames)
+
+
+_ADDRESSES = ("address", "begin")
+
+
+def _block_to_dict(block: BlockFacts | None) -> dict[str, Any] | None:
+    if block is None:
+        return None
+    names = [name for name in BlockFacts.__dataclass_fields__ if not name.endswith("_at")]
+    plain = {name: getattr(block, name) for name in names}
+    return {
+        **plain,
+        "state": str(block.state),
+        **{name: hex(plain[name]) for name in _ADDRESSES},
+        "allocated_at": _frames_to_list(block.allocated_at),
+        "freed_at": _frames_to_list(block.freed_at),
+    }
+
+
+def _block_from_dict(plain: Mapping[str, Any] | None) -> BlockFacts | None:
+    if plain is None:
+        return None
+    stacks: dict[str, Any] = {name: _frames_from_list(plain[name]) for name in ("allocated_at", "freed_at")}
+    facts = {**plain, **{name: int(plain[name], 16) for name in _ADDRESSES}, "allocated_at": None, "freed_at": None}
+    return replace(BlockFacts.from_dict(facts), **stacks)
+
+
+def fault_to_dict(fault: Fault) -> dict[str, Any]:
+    return {
+        "kind": str(fault.kind),
+        "sentence": fault.sentence,
+        "dedup_token": fault.dedup_token,
+        "suppression": suggest(fault.kind, fault.stack, fault.tag),
+        "number": fault.number,
+        "pool": fault.pool,
+        "device": fault.device,
+        "address": hex(fault.address),
+        "last": hex(fault.last),
+        "bad_bytes": fault.bad_bytes,
+        "shown_from": hex(fault.shown_from),
+        "found": fault.found.hex(),
+        "expected": fault.expected.hex(),
+        "block": _block_to_dict(fault.block),
+        "below": _block_to_dict(fault.below),
+        "above": _block_to_dict(fault.above),
+        "at": _frames_to_list(fault.at),
+        "time": fault.time,
+        "found_by_check": fault.found_by_check,
+        "last_good_check": fault.last_good_check,
+        "last_good_time": fault.last_good_time,
+        "note": fault.note,
+    }
+
+
+def fault_from_dict(plain: Mapping[str, Any]) -> Fault:
+    facts = {name: plain[name] for name in Fault.__dataclass_fields__ if name in plain}
+    facts |= {name: int(plain[name], 16) for name in ("address", "last", "shown_from")}
+    facts |= {name: bytes.fromhex(plain[name]) for name in ("found", "expected")}
+    blocks: dict[str, Any] = {name: _block_from_dict(plain[name]) for name in ("block", "below", "above")}
+    fault = Fault.from_dict({**facts, **dict.fromkeys(blocks), "at": None}, pool=plain["pool"], device=plain["device"])
+    return replace(fault, at=_frames_from_list(plain["at"]), **blocks)
+
+
+def leak_to_dict(leak: Leak) -> dict[str, Any]:
+    plain = {name: getattr(leak, name) for name in Leak.__dataclass_fields__ if name != "leak_class"}
+    return {
+        "class": str(leak.leak_class),
+        "sentence": leak.sentence,
+        "suppression": suggest(leak.leak_class, leak.allocated_at, leak.tag),
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()},
+        "allocated_at": _frames_to_list(leak.allocated_at),
+    }
+
+
+def leak_from_dict(plain: Mapping[str, Any]) -> Leak:
+    values = {name: plain[name] for name in Leak.__dataclass_fields__ if name != "leak_class"}
+    values |= {name: tuple(values[name]) for name in ("tags", "serials", "growth")}
+    values["allocated_at"] = _frames_from_list(plain["allocated_at"])
+    return Leak(leak_class=LeakClass(plain["class"]), **values)

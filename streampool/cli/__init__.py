@@ -1,0 +1,73 @@
+"""The ``streampool`` command: a verb is a file here, imported when it is called."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from typing import Any
+
+import click
+
+__all__ = ["main"]
+
+_VERBS = {  # name: one line of help, so that listing the verbs imports none of them
+    "run": "Run a Python program and report what its pools found.",
+    "replay": "Replay an allocation trace on any device and mode.",
+    "report": "Turn a saved report into text or JSON.",
+    "doctor": "Say what this machine has, and what works.",
+    "demo": "Find planted faults and replay a real trace, in one minute.",
+}
+
+
+class _Verbs(click.Group):
+    """Finds a verb's command in its module, and suggests the nearest for a misspelt one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"streampool.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _VERBS:
+            near = difflib.get_close_matches(args[0], _VERBS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(_VERBS)}."
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        import streampool
+
+        click.echo(f"streampool {streampool.__version__}")
+        ctx.exit()
+
+
+@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
+)
+def cli() -> None:
+    """Run, replay and examine: the GPU memory pool you can leave debugging on."""
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Run the command line; errors of ours are one line, not a traceback."""
+    from streampool.errors import StreamPoolError
+
+    try:
+        return cli.main(args=args, prog_name="streampool")
+    except StreamPoolError as error:
+        click.echo(f"streampool: error: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,87 @@
+"""What verbs share: parameter types with suggestions, and when output goes to a person."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streampool import config
+from streampool._sizes import parse_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["DEVICE", "MODE", "OPTION", "SIZE", "console", "fail", "is_terminal"]
+
+
+class _Mode(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    name = "mode"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return config.check_option("mode", value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Device(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from streampool.device import check_name
+
+        try:
+            return check_name(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size(value)
+        except (ValueError, TypeError) as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Option(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, setting = value.partition("=")
+        if not equals:
+            self.fail(f"{value!r} is not name=value", param, ctx)
+        try:
+            return name, config.check_option(name, setting)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+MODE = _Mode()
+DEVICE = _Device()
+SIZE = _Size()
+OPTION = _Option()
+
+
+def is_terminal() -> bool:
+    """Say whether a person watches: progress is shown on standard error only then."""
+    return sys.stderr.isatty()
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Give a console that never wraps in a pipe."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else 160, highlight=False)
+
+
+def fail(message: str) -> click.UsageError:
+    """Give the error of wrong use: exit code 2."""
+    return click.UsageError(message)

@@ -1,0 +1,104 @@
+"""Running a program under a session: its end, whatever that is, the report, and the exit code of R17."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from streampool import config, session
+from streampool import device as devices
+from streampool._findings import PoolFindings
+from streampool.cli._program import NoProgram, Program
+
+__all__ = ["run"]
+
+_NOTHING_SEEN = 3
+_INTERRUPTED = 130
+_OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
+
+
+def run(
+    program: Program, *, mode: str | None, device: str | None, report: Path | None, leaks: str, error_exitcode: int
+) -> int:
+    """Run `program` to its end, print the report to standard error, write it to `report`, and give the exit code."""
+    config.override_mode(mode)
+    devices.override_default(device)
+    watching = session.begin()
+    code = _run_to_its_end(program)
+    if session.active() is not watching:  # a forked child that came to the end of the program: its parent reports
+        return code
+    gc.collect()  # what only a cycle holds is nobody's, and is released
+    findings = watching.finish()
+    session.end()
+    code = _conclude(findings, report, code, leaks, error_exitcode)
+    session.exiting()
+    return code
+
+
+def _run_to_its_end(program: Program) -> int:
+    """Run the program, its remaining threads and its exit handlers; give the exit code that ``python`` would give."""
+    code = _guarded(program.run)
+    # As at the end of the interpreter: wait for threads, run exit handlers. Only then nothing of the program runs.
+    threads = _guarded(threading._shutdown)  # type: ignore[attr-defined]
+    handlers = _guarded(atexit._run_exitfuncs)
+    return code or threads or handlers
+
+
+def _guarded(call: Callable[[], Any]) -> int:
+    """Call, and give the exit code that the interpreter would give for what comes out."""
+    try:
+        call()
+    except NoProgram:
+        raise
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        _show(error)
+        return _INTERRUPTED
+    except BaseException as error:
+        _show(error)
+        return 1
+    return 0
+
+
+def _show(error: BaseException) -> None:
+    """Print a traceback as the interpreter would, from the program's first frame on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+        trace = trace.tb_next
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except BaseException:
+        traceback.print_exception(error)
+
+
+def _conclude(findings: list[PoolFindings], path: Path | None, code: int, leaks: str, error_exitcode: int) -> int:
+    """Print and write the report; give the exit code."""
+    from streampool.report import Report
+
+    report = Report.from_findings(findings, leaks=leaks)
+    seen = any(found.stats.get("allocations") for found in findings)
+    report.exit_code = error_exitcode if report.counts else code or (0 if seen else _NOTHING_SEEN)
+    with contextlib.suppress(OSError, ValueError):  # the program closed it, or its reader is gone
+        sys.stdout.flush()
+    stderr = sys.stderr or sys.__stderr__
+    print(report.to_text(color=stderr is not None and stderr.isatty()), file=stderr)
+    if path is not None:
+        path.write_text((report.to_json() if path.suffix == ".json" else report.to_text()) + "\n", encoding="utf-8")
+        print(f"streampool: report written to {path}", file=stderr)
+    if not seen:
+        print(
+            "streampool: NO ALLOCATION WAS OBSERVED: the program took no memory from streampool in this process.",
+            file=stderr,
+        )
+    return report.exit_code

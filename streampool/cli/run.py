@@ -1,0 +1,89 @@
+"""``streampool run``: a Python program, unchanged, with a report of its pools at the end (R17)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from streampool.cli._common import DEVICE, MODE
+
+__all__ = ["command"]
+
+
+@click.command(
+    "run",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    epilog="""\b
+Examples:
+  streampool run --mode debug train.py --epochs 1
+  streampool run --mode debug --report out.json -m package.module ARG
+  streampool run --mode debug pytest tests/
+
+\b
+Exit codes:
+  1 (--error-exitcode)  faults or counted leaks were found
+  the program's own     when that is not 0
+  3                     no allocation was observed at all
+  2                     wrong use of this command
+  0                     none of these""",
+)
+@click.option(
+    "--mode",
+    type=MODE,
+    help="Mode of every pool, over `mode=` in the program: off, observe, production, debug, paranoid.",
+)
+@click.option("--device", type=DEVICE, help="What sp.Device() gives the program: auto, cuda, cuda:1, sim, sim:0.")
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here: .json, else text."
+)
+@click.option(
+    "--leaks",
+    type=click.Choice(["definite", "all", "off"]),
+    default="definite",
+    help="Which leaks count: lost and growing ones (definite, the default), also held ones (all), or none.",
+)
+@click.option(
+    "--error-exitcode",
+    type=click.IntRange(0, 255),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Exit code for findings.",
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name, as for python -m.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(
+    mode: str | None,
+    device: str | None,
+    report: Path | None,
+    leaks: str,
+    error_exitcode: int,
+    is_module: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT, a Python file or a console script on PATH, and report what its pools found.
+
+    The program runs in this process as `python SCRIPT ARGS` would run it. The report goes to standard error.
+    """
+    from streampool.cli import _program, _watch
+
+    program = _program.find(script, list(args), is_module=is_module)
+    if report is not None:
+        _writable(report)
+    sys.exit(_watch.run(program, mode=mode, device=device, report=report, leaks=leaks, error_exitcode=error_exitcode))
+
+
+def _writable(path: Path) -> None:
+    """Refuse a report that could not be written, before the program runs and not after."""
+    existed = path.exists()
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be written: {error.strerror}", param_hint="--report") from None
+    if not existed:
+        path.unlink()

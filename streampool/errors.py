@@ -1,0 +1,48 @@
+"""The exceptions of streampool, from one base.
+
+``StreamPoolError`` is above all of them. Nonsense arguments raise ``ValueError`` and ``TypeError``, as everywhere in
+Python. The classes are created by the native core, which raises them; this module is where they are imported from.
+"""
+
+from __future__ import annotations
+
+from streampool._core import (
+    CaptureError,
+    DoubleFreeError,
+    DriverError,
+    DriverNotFoundError,
+    FaultError,
+    ForeignFreeError,
+    ForkedProcessError,
+    InteriorFreeError,
+    InvalidFreeError,
+    OutOfMemoryError,
+    PoolClosedError,
+    StreamError,
+    StreamPoolError,
+    TrampledRecordError,
+    WrongPoolError,
+)
+
+__all__ = [
+    "CaptureError",
+    "DoubleFreeError",
+    "DriverError",
+    "DriverNotFoundError",
+    "FaultError",
+    "ForeignFreeError",
+    "ForkedProcessError",
+    "InteriorFreeError",
+    "InvalidFreeError",
+    "OutOfMemoryError",
+    "PoolClosedError",
+    "StreamError",
+    "StreamPoolError",
+    "TraceError",
+    "TrampledRecordError",
+    "WrongPoolError",
+]
+
+
+class TraceError(StreamPoolError, ValueError):
+    """A trace or snapshot file cannot be read: says where in the file, and what is wrong there."""

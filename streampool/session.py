@@ -1,0 +1,66 @@
+"""What ``streampool run`` watches: every pool of the process, closed, collected or alive, and what is to be said of it.
+
+Without a session nothing is gathered and nothing is printed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING
+
+from streampool import _core
+
+if TYPE_CHECKING:
+    from streampool._findings import PoolFindings, Session
+
+__all__ = ["active", "begin", "end", "exiting", "pool_made"]
+
+_session: Session | None = None
+_exit_registered = False
+
+
+def active() -> Session | None:
+    """Give the session of this process, if one is watched. A forked child's is its parent's, and not given."""
+    return _session if _session is not None and _session.pid == os.getpid() else None
+
+
+def begin() -> Session:
+    """Start watching the pools made from now on."""
+    from streampool._findings import Session
+
+    global _session
+    _register_exit()
+    _session = Session()
+    return _session
+
+
+def end() -> None:
+    """Stop watching."""
+    global _session
+    _session = None
+
+
+def pool_made(pool: _core.Pool) -> PoolFindings | None:
+    """Note a new pool: the exit hook comes with the first of the process, never with the import."""
+    _register_exit()
+    session = active()
+    return None if session is None else session.watch(pool)
+
+
+def _register_exit() -> None:
+    global _exit_registered
+    if not _exit_registered:
+        _exit_registered = True
+        atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    """Tell the core, unless a session watches: its owner calls `exiting` after the report, which is later than this."""
+    if active() is None:
+        exiting()
+
+
+def exiting() -> None:
+    """Tell the core that the process ends: from here on no driver call is made, and frees are harmless."""
+    _core.set_exiting()

@@ -1,0 +1,35 @@
+"""Shared by all tests: helpers importable by name, the Hypothesis profile, and what a test marked `gpu` needs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from streampool import _core
+
+sys.path.insert(0, str(Path(__file__).parent))  # scene.py and profiles.py, in every import mode
+
+import profiles
+
+
+def pytest_configure() -> None:
+    profiles.load()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip gpu tests where there is no device. A device that is there and fails is no reason to skip."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    problem = _gpu_problem() if marked else None
+    if problem is not None:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=problem))
+
+
+def _gpu_problem() -> str | None:
+    try:
+        _core.open_device("cuda:0")
+    except _core.DriverNotFoundError as error:
+        return str(error)
+    return None

@@ -1,0 +1,74 @@
+"""The rules of `make test-gpu`, tried on a device that only claims to be a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampool import _core
+
+pytest_plugins = ["pytester"]
+
+
+class ClaimedGpu:
+    """Stands in for the CUDA driver: counts what the tests below say they called."""
+
+    name = "cuda:0"
+    version = "claimed"
+    ordinal = 0
+    count = 0
+
+    def calls(self) -> dict[str, int]:
+        return {"mem_alloc": self.count}
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a suite of one test under the plugin; give its exit code and report."""
+    monkeypatch.setattr(_core, "open_device", lambda name: ClaimedGpu())
+    monkeypatch.setattr(ClaimedGpu, "count", 0)
+    pytester.makeini("[pytest]\nmarkers = gpu: needs a GPU\n")
+
+    def run(body: str) -> tuple[int, dict[str, Any]]:
+        pytester.makepyfile(
+            "import pytest\n"
+            f"from {__name__} import ClaimedGpu\n"
+            "@pytest.mark.gpu\n"
+            f"def test_it(record_property):\n    {body}\n"
+        )
+        result = pytester.runpytest_inprocess("-p", "gpu_report", "--gpu-report", "out", "-m", "gpu")
+        return int(result.ret), json.loads(Path(pytester.path, "out", "gpu-report.json").read_text())
+
+    return run
+
+
+def test_a_test_that_called_the_cuda_driver_counts(suite: Any) -> None:
+    code, report = suite("ClaimedGpu.count += 3")
+    assert (code, report["passed"]) == (0, True)
+    assert report["tests"][0]["driver_calls"] == 3
+    assert report["tests"][0]["device"] == "cuda:0"
+
+
+def test_a_test_that_says_where_its_child_ran_counts(suite: Any) -> None:
+    code, report = suite("record_property('device', 'cuda:1')")
+    assert (code, report["passed"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("pytest.skip('no kernel')", "skipped"),
+        ("pass", "made no call of the CUDA driver and names no device"),
+        ("record_property('device', 'sim:0')", "ran on sim:0"),
+        ("assert 0", "failed"),
+        ("pytest.xfail('known')", "expected to fail"),
+    ],
+)
+def test_a_test_without_proof_fails_the_run(suite: Any, body: str, problem: str) -> None:
+    code, report = suite(body)
+    assert code == 1
+    assert report["passed"] is False
+    assert report["tests"][0]["problems"] == [problem]
