@@ -42,7 +42,7 @@ CPP_FILES := git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h'
 comma := ,
 
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
-  $(shell find native streampool -type f -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
+  $(shell find native streampool examples -type f -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 
 # Prints requirements that stand in pyproject.toml, so that they stand only there.
 REQUIREMENTS := import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); j = p["project"]; \
@@ -55,7 +55,7 @@ help:  ## what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' Makefile
 
 demo: $(BUILT)  ## find planted faults, then replay a real trace; on the GPU where there is one
-	$(BIN)/streampool demo
+	$(BIN)/streampool demo --examples examples
 
 test: $(BUILT)  ## every fast test, native ones included (no GPU needed)
 	$(PY) -m pytest -n $(JOBS) -m "not slow and not gpu" $(ARGS)

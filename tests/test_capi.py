@@ -271,10 +271,9 @@ def test_an_older_program_gets_the_statistics_it_knows(make_scene: Callable[...,
     assert (stats.struct_size, stats.rounding) == (size, 77)
 
 
-@pytest.mark.parametrize(("compiler", "standard"), [("gcc", "c99"), ("clang", "c11"), ("clang-14", "c11")])
+@pytest.mark.parametrize("compiler", [name for name in ("cc", "gcc", "clang", "clang-14") if shutil.which(name)])
+@pytest.mark.parametrize("standard", ["c99", "c11"])
 def test_the_header_is_plain_c(compiler: str, standard: str) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no {compiler}")
     flags = ["-x", "c", f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only"]
     subprocess.run([compiler, *flags, str(HEADER)], check=True)
 

@@ -20,6 +20,12 @@ def python(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def line_of(script: Path, text: str) -> int:
+    """Give the number of the line that holds `text`."""
+    (line,) = [i for i, line in enumerate(script.read_text().splitlines(), 1) if text in line]
+    return line
+
+
 def device_parameters() -> list[object]:
     return ["sim", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -30,9 +36,12 @@ def test_a_block_that_crosses_streams_is_safe_once_it_is_declared(device: str) -
     assert done.returncode == 0, done.stderr
     without, with_it = [line for line in done.stdout.splitlines() if "handed out again" in line]
     assert without.startswith("without record_stream: bytes handed out again too early: yes")
+    assert "too early: no; races seen: 0" in with_it
     if device == "sim":
-        assert "too early: no; races seen: 0" in with_it
         assert "races seen: 0" not in without
+        for name in ("produce", "consume"):  # both stacks
+            line = line_of(EXAMPLES / "multi_stream_reuse.py", f'label="{name}"')
+            assert f"multi_stream_reuse.py:{line} in {name}\n" in done.stdout
 
 
 @pytest.mark.parametrize("device", device_parameters())
@@ -68,15 +77,14 @@ def test_the_demo_finds_exactly_what_is_planted_and_ends_with_0(device: str) -> 
     assert "resnet50_train on" in done.stdout
 
 
-def test_a_demo_whose_fault_is_not_found_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demo_whose_fault_is_not_found_fails(tmp_path: Path) -> None:
     """The demo is a check and no show: with a planted mark that nothing answers it ends with 1."""
     from click.testing import CliRunner
 
-    from streampool.cli import cli, demo
+    from streampool.cli import cli
 
-    script = tmp_path / "program.py"
-    script.write_text((EXAMPLES / "find_overrun_and_leak.py").read_text() + "\nx = 1  # planted: overrun\n")
-    monkeypatch.setattr(demo, "_shipped", lambda name: script)
-    done = CliRunner().invoke(cli, ["demo", "--device", "sim"])
+    script = tmp_path / "find_overrun_and_leak.py"
+    script.write_text((EXAMPLES / script.name).read_text() + "\nx = 1  # planted: overrun\n")
+    done = CliRunner().invoke(cli, ["demo", "--device", "sim", "--examples", str(tmp_path)])
     assert done.exit_code == 1
     assert "expected exactly" in done.stderr

@@ -344,9 +344,13 @@ def test_ctrl_c_ends_a_wait(machine: Configure, wait: str) -> None:
     s.launch(gate=gate)
     event = s.record()
     waits = {"stream": s.sync, "event": event.sync, "device": device.sync}
-    threading.Timer(0.1, _thread.interrupt_main).start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def wait_and_be_interrupted() -> None:
+        threading.Timer(0.1, _thread.interrupt_main).start()
         waits[wait]()
+
+    with pytest.raises(KeyboardInterrupt):
+        wait_and_be_interrupted()
     gate.open()
     s.sync()
 
@@ -417,6 +421,13 @@ def test_a_device_can_be_lost_or_gone(device: sim.Device) -> None:
     with pytest.raises(_core.DriverError, match="LAUNCH_FAILED"):
         s.sync()
     assert device.pending_work == 0
+
+
+def test_a_device_may_lack_what_some_devices_lack(machine: Configure) -> None:
+    device = machine(virtual_memory=False, managed_memory=False, context_events=False)
+    with pytest.raises(_core.DriverError, match="NOT_SUPPORTED"):
+        device.record_context_event()
+    assert device.live_events == 0
 
 
 def test_other_processes_memory_is_taken_away(device: sim.Device) -> None:

@@ -109,6 +109,18 @@ def test_its_command_is_installed(clean_python: Path) -> None:
     assert "replay" in done.stdout
 
 
+def test_its_demo_runs_without_the_sources(clean_python: Path) -> None:
+    done = subprocess.run(
+        [clean_python.parent / "streampool", "demo", "--device", "sim"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=_bare_environment(clean_python.parents[1]),
+        cwd=clean_python.parent,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_importing_it_loads_no_driver_and_none_of_the_heavy_packages(clean_python: Path) -> None:
     code = (
         "import sys, streampool; "

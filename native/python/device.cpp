@@ -63,7 +63,7 @@ void bind_device(nb::module_& m) {
   });
   m.def("set_exiting", [] { driver::set_ending(driver::Ending::exiting); });
 #ifdef STREAMPOOL_TEST_SWITCHES
-  m.def("break_r1", [](bool on) { order::g_break_r1.store(on); }, "Test builds only: break the reuse rule.");
+  m.def("break_r1", &order::break_r1, "Test builds only: break the reuse rule.");
 #endif
   m.def("build_info", [] {
     nb::dict out;

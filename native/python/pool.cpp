@@ -80,7 +80,29 @@ void check_interrupt() {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
 }
 
+// In a forked child, and while the process ends, frees are ignored (R22).
+bool frees_ignored() { return driver::ending() != driver::Ending::no; }
+
+// Anything but a free: locks of the parent's threads may be held for ever in a forked child.
+void must_not_be_forked() {
+  if (driver::ending() != driver::Ending::forked) return;
+  Failure failure;
+  failure.set(Errc::forked,
+              "a pool cannot be used in a forked child: CUDA does not survive a fork. Start processes with "
+              "multiprocessing.get_context('spawn')");
+  raise(failure);
+}
+
+// on_fault=raise: at the pool's next call after a finding arrived, before that call does anything.
+void raise_found_faults(PyPool& self) {
+  if (!self.core->options().raise_on_fault) return;
+  const nb::object hook = nb::module_::import_("streampool._core").attr("_fault_hook");
+  // The Python layer formats and raises; nothing to do where it did not ask.
+  if (!hook.is_none()) hook(nb::cast(&self, nb::rv_policy::reference));
+}
+
 pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle stream, bool stream_ordered, bool raw, std::string_view tag) {
+  raise_found_faults(self);
   Core& core = *self.core;
   pool::AllocRequest request;
   request.size = size;
@@ -102,16 +124,12 @@ pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle st
   return block;
 }
 
-void raise_found_faults(PyPool& self) {
-  if (!self.core->options().raise_on_fault) return;
-  // The Python layer formats and raises; nothing to do where it did not ask.
-  nb::object hook = nb::module_::import_("streampool._core").attr("_fault_hook");
-  if (hook.is_none()) return;
-  hook(nb::cast(&self, nb::rv_policy::reference));
-}
-
 void close_buffer(PyBuffer& self, nb::handle stream) {
   if (self.closed) return;
+  if (frees_ignored()) {
+    self.closed = true;
+    return;
+  }
   if (self.views != 0) throw nb::buffer_error("the buffer cannot be closed while NumPy arrays or memoryviews of it exist");
   if (stream.is_none()) {
     self.closed = true;
@@ -273,6 +291,8 @@ void free_raw(PyPool& self, nb::handle pointer, nb::handle stream) {
     PyErr_Clear();
     throw nb::value_error("free_raw: a pointer is an address from 0 to 2^64 - 1");
   }
+  if (frees_ignored()) return;
+  raise_found_faults(self);
   pool::FreeRequest request;
   if (!stream.is_none()) request.stream = stream_handle(stream, *self.core, "free_raw");
   if (self.core->debugging()) request.stack = capture_stack(self.stack_depth);
@@ -284,7 +304,6 @@ void free_raw(PyPool& self, nb::handle pointer, nb::handle stream) {
     errc = self.core->free(address, request, &failure);
   }
   if (errc != Errc::ok) raise(failure);
-  raise_found_faults(self);
 }
 
 // Calls a core function that gives an Errc and a Failure, without the GIL.
@@ -334,6 +353,7 @@ std::unique_ptr<PyPool> make_pool(std::shared_ptr<driver::Driver> driver, const 
 }
 
 nb::dict stats_dict(Core& core) {
+  must_not_be_forked();
   pool::Stats s;
   {
     nb::gil_scoped_release release;
@@ -381,7 +401,6 @@ void bind_pool(nb::module_& m) {
              PyBuffer* b = nb::inst_ptr<PyBuffer>(buffer);
              new (b) PyBuffer{p.core, block, bytes, false, 0, self, stream, {}};
              nb::inst_mark_ready(buffer);
-             raise_found_faults(p);
              return buffer;
            },
            nb::arg("size"), nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("alignment") = 256,
@@ -390,7 +409,6 @@ void bind_pool(nb::module_& m) {
       .def("allocate_raw",
            [](PyPool& p, nb::object size, nb::object stream, nb::object alignment) {
              const Address address = allocate(p, size_argument(size), alignment_argument(alignment), stream, false, true, {}).address;
-             raise_found_faults(p);
              return address;
            },
            nb::arg("size"), nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("alignment") = 256,
@@ -433,6 +451,7 @@ void bind_pool(nb::module_& m) {
            nb::arg("size"), "Take memory from the driver in advance, up to `size` bytes in all; gives the bytes reserved.")
       .def("trim",
            [](PyPool& p, nb::object keep) {
+             must_not_be_forked();
              const Bytes bytes = flexible_size(keep);
              pool::TrimResult r;
              {
@@ -452,6 +471,7 @@ void bind_pool(nb::module_& m) {
       .def("reset_peaks", [](PyPool& p) { p.core->reset_peaks(); })
       .def("check",
            [](PyPool& p, double timeout) {
+             must_not_be_forked();
              pool::CheckReport r;
              {
                nb::gil_scoped_release release;
@@ -476,6 +496,7 @@ void bind_pool(nb::module_& m) {
            })
       .def("live_blocks",
            [](PyPool& p) {
+             must_not_be_forked();
              std::vector<debug::BlockFacts> blocks;
              {
                nb::gil_scoped_release release;
@@ -490,7 +511,11 @@ void bind_pool(nb::module_& m) {
              return out;
            })
       .def("debug_totals", [](PyPool& p) { return totals_dict(p.core->debug_totals()); })
-      .def("audit", [](PyPool& p) { nb::gil_scoped_release release; return p.core->audit(); },
+      .def("audit", [](PyPool& p) {
+             must_not_be_forked();
+             nb::gil_scoped_release release;
+             return p.core->audit();
+           },
            "Recompute all counters and check all structures: an empty text, or what does not hold. For tests.")
       .def("set_oom_callback",
            [](PyPool& p, nb::object callback) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,25 +31,33 @@ Examples:
   streampool demo --device sim""",
 )
 @click.option("--device", type=DEVICE, default="auto", show_default=True, help="Where to run: auto, cuda, sim.")
-def command(device: str) -> None:
+@click.option(
+    "--examples",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of the examples to show, such as a source tree's; without it, what was installed.",
+)
+def command(device: str, examples: Path | None) -> None:
     """Find planted faults in a program, then replay the allocations of a real training run."""
     driver = driver_of(Device(device))
     kind = "simulated device, in host memory: no GPU was found" if driver.simulated else "GPU"
     if driver.simulated and device != "auto":
         kind = "simulated device, in host memory"
     click.echo(f"Using {driver.name} ({kind}).\n")
-    _find_faults(_shipped(_SCRIPT), driver.name)
-    click.echo()
-    _replay(_shipped(f"traces/{_TRACE}"), driver.name)
+    with tempfile.TemporaryDirectory() as copies:
+        folder = examples or _shipped(Path(copies))
+        _find_faults(folder / _SCRIPT, driver.name)
+        click.echo()
+        _replay(folder / "traces" / _TRACE, driver.name)
 
 
-def _shipped(name: str) -> Path:
-    """Find a shipped example: in the installed package, or in the source tree that this file stands in."""
+def _shipped(copies: Path) -> Path:
+    """Copy the installed examples out of the package, whose own frames no report shows; or find the source tree's."""
     package = Path(__file__).resolve().parent.parent
-    for folder in (package / "_demo", package.parent / "examples"):
-        if (folder / name).exists():
-            return folder / name
-    raise click.ClickException(f"{name} is missing: this installation is not whole")
+    if (package / "_demo").is_dir():
+        return shutil.copytree(package / "_demo", copies / "examples")
+    if (package.parent / "examples").is_dir():
+        return package.parent / "examples"
+    raise click.ClickException("the examples are missing: this installation is not whole")
 
 
 def _find_faults(script: Path, device: str) -> None:

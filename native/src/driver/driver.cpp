@@ -5,6 +5,7 @@
 #include <charconv>
 #include <utility>
 
+#include "cuda/errors.hpp"
 #include "cuda/open.hpp"
 #include "sim/machine.hpp"
 
@@ -18,51 +19,8 @@ struct NumberText {
   const char* name;
   const char* text;
 };
-// The driver's own numbers that a pool may meet; negative ones are the simulated device's.
+// The simulated device's own numbers; CUDA's are in cuda/errors.cpp.
 constexpr NumberText kNumbers[] = {
-    {0, "CUDA_SUCCESS", "no error"},
-    {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-    {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
-    {34, "CUDA_ERROR_STUB_LIBRARY", "the library is a stub"},
-    {35, "CUDA_ERROR_INSUFFICIENT_DRIVER", "the driver is older than what is asked of it"},
-    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "the device is busy or unavailable"},
-    {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
-    {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-    {200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
-    {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
-    {218, "CUDA_ERROR_INVALID_PTX", "a PTX compilation failed"},
-    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the PTX was made for a newer driver"},
-    {304, "CUDA_ERROR_OPERATING_SYSTEM", "an operating system call failed"},
-    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-    {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
-    {600, "CUDA_ERROR_NOT_READY", "device not ready"},
-    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
-    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
-    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
-    {710, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
-    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error"},
-    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "an illegal instruction was encountered"},
-    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
-    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on this address space"},
-    {718, "CUDA_ERROR_INVALID_PC", "invalid program counter"},
-    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
-    {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
-    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
-    {802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
-    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "unsupported display driver / CUDA driver combination"},
-    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
-    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
-    {902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences"},
-    {903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began"},
-    {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"},
-    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"},
-    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing one"},
-    {907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
-    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "capture was begun by another thread"},
-    {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
     {-1, "SIM_DEAD_HANDLE", "a stream or event handle that was destroyed or never created (a crash on hardware)"},
     {-2, "SIM_DEADLOCK", "the host waits for work that can never run: a gate is shut, and nobody else may open it"},
     {-3, "SIM_INTERRUPTED", "the wait was interrupted"},
@@ -99,12 +57,11 @@ std::string_view code_name(Code code) {
 }
 
 std::string describe(const Status& status) {
-  for (const NumberText& row : kNumbers) {
-    if (row.number != status.number || (status.number == 0 && !status.ok())) continue;
-    return std::string(row.name) + " (" + std::to_string(row.number) + "): " + row.text;
-  }
-  if (status.number == 0) return std::string(code_name(status.code));
-  return "driver error (" + std::to_string(status.number) + "): " + std::string(code_name(status.code));
+  const std::string call = status.call != nullptr ? std::string(status.call) + ": " : std::string();
+  if (status.number == 0) return call + std::string(code_name(status.code));
+  for (const NumberText& row : kNumbers)
+    if (row.number == status.number) return call + row.name + " (" + std::to_string(row.number) + "): " + row.text;
+  return call + cuda::error_name(status.number) + " (" + std::to_string(status.number) + "): " + cuda::error_text(status.number);
 }
 
 std::array<std::uint64_t, kCallCount> Driver::calls() const {

@@ -56,7 +56,7 @@ struct Status {
   constexpr explicit operator bool() const { return ok(); }
 };
 
-// The driver's name and text for one of its error numbers, "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
+// Which call failed, with the driver's name and text for its error: "mem_create: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
 std::string describe(const Status& status);
 
 // One row a call: the names under which calls are counted (`calls()`) and made to fail (`fail_call`).
@@ -111,8 +111,9 @@ struct Mismatch {
   std::array<std::uint8_t, 64> sample{};
 };
 
-// One device and its context. Thread-safe. Kept alive by everyone who may still call it.
-class Driver {
+// One device and its context. Thread-safe. Kept alive by everyone who may still call it, native holders without Python's help
+// (shared_from_this), so that the last one may be any thread.
+class Driver : public std::enable_shared_from_this<Driver> {
  public:
   virtual ~Driver() = default;
 

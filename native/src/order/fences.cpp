@@ -10,6 +10,14 @@ constexpr std::size_t kMaxContextFences = 4;
 
 }  // namespace
 
+#ifdef STREAMPOOL_TEST_SWITCHES
+namespace {
+std::atomic<bool> g_broken{false};
+}  // namespace
+bool broken() { return g_broken.load(std::memory_order_relaxed); }
+void break_r1(bool on) { g_broken.store(on); }
+#endif
+
 Fences::~Fences() {
   for (std::uintptr_t event : pooled_) events_.destroy(event);
 }
@@ -207,8 +215,11 @@ void Fences::clear(const std::vector<StreamState*>& streams) {
   std::vector<std::uintptr_t> all;
   for (StreamState* s : streams) {
     s->fence_lock.lock();
-    for (const Fence& f : s->fences) all.push_back(f.event);
-    s->fences.clear();
+    // One that is being polled stays with its poller.
+    std::erase_if(s->fences, [&all](const Fence& f) {
+      if (!f.polled) all.push_back(f.event);
+      return !f.polled;
+    });
     s->fence_lock.unlock();
   }
   context_lock_.lock();

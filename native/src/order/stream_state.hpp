@@ -107,8 +107,8 @@ inline void publish_wait(StreamState& t, const Mark& mark) {
 
 #ifdef STREAMPOOL_TEST_SWITCHES
 // A switch of the test build: breaks the rule, so that a test can show that the tests would notice.
-inline std::atomic<bool> g_break_r1{false};
-inline bool broken() { return g_break_r1.load(std::memory_order_relaxed); }
+bool broken();
+void break_r1(bool on);
 #else
 constexpr bool broken() { return false; }
 #endif

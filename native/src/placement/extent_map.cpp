@@ -31,18 +31,22 @@ void ExtentMap::drop(Extent* extent) {
   spare_ = extent;
 }
 
-void ExtentMap::link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp) {
+void ExtentMap::link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after) {
   extent->index = &index;
   extent->stamp = stamp;
   index.by_size_.insert({extent->size, extent->begin, extent});
   index.bytes_ += extent->size;
-  // By age: behind the newest whose stamp is not larger. Almost always that is the newest itself.
-  Extent* after = index.newest_;
-  while (after != nullptr && after->stamp > stamp) after = after->older;
   extent->older = after;
   extent->newer = after != nullptr ? after->newer : index.oldest_;
   (extent->older != nullptr ? extent->older->newer : index.oldest_) = extent;
   (extent->newer != nullptr ? extent->newer->older : index.newest_) = extent;
+}
+
+void ExtentMap::link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp) {
+  // By age: behind the newest whose stamp is not larger. What was freed just now is the newest.
+  Extent* after = index.newest_;
+  while (after != nullptr && after->stamp > stamp) after = after->older;
+  link_after(extent, index, stamp, after);
 }
 
 void ExtentMap::unlink_index(Extent* extent) {
@@ -89,6 +93,7 @@ Range* ExtentMap::range_of(Address address) const {
 Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState state) {
   FreeIndex* index = from->index;
   const std::uint64_t stamp = from->stamp;
+  Extent* older = from->older;  // what is left keeps its place in the order of age
   if (index != nullptr) unlink_index(from);
   const ExtentState rest = from->state;
   void* const note = from->note;
@@ -103,7 +108,7 @@ Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState st
     from->prev = front;
     from->begin = begin;
     from->size -= front->size;
-    if (index != nullptr) link_index(front, *index, stamp);
+    if (index != nullptr) link_after(front, *index, stamp, older);
   }
   if (from->size > size) {  // and so does the back
     Extent* back = make();
@@ -116,7 +121,7 @@ Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState st
     from->size = size;
     back->state = rest;
     back->note = note;
-    if (index != nullptr) link_index(back, *index, stamp);
+    if (index != nullptr) link_after(back, *index, stamp, older);
   }
   from->state = state;
   from->stamp = stamp;

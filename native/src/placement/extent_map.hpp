@@ -132,6 +132,7 @@ class ExtentMap {
   Extent* make();
   void drop(Extent* extent);
   Extent* put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp);
+  void link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after);
   void link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp);
   void unlink_index(Extent* extent);
   Extent* absorb_next(Extent* extent);

@@ -413,9 +413,10 @@ void Core::claim_pages(Address begin, Bytes bytes, void* pointer, PageMap::Tag t
     if (!old || old.pointer() == pointer) continue;
     if (old.tag() == PageMap::Tag::slab) {
       Slab* slab = static_cast<Slab*>(old.pointer());
+      if (slab->core != this) continue;  // cannot be: ranges take their entries with them
       if (--slab->pages == 0 && slab->retired) spare_slabs_[slab->cls].push_back(slab);
-    } else {
-      spare_large_.push_back(static_cast<LargeBlock*>(old.pointer()));
+    } else if (LargeBlock* block = static_cast<LargeBlock*>(old.pointer()); block->core == this) {
+      spare_large_.push_back(block);
     }
   }
   PageMap::set(begin, bytes, pointer, tag);
@@ -497,7 +498,7 @@ void Core::fill_large(Extent* extent, const order::MarkSet& inherited, const Nee
   LargeBlock* block = nullptr;
   // The page's own record first: it may still name the block that was freed here.
   const PageMap::Entry entry = PageMap::find(extent->begin + need.front);
-  if (entry && entry.tag() == PageMap::Tag::large) {
+  if (entry && entry.tag() == PageMap::Tag::large && static_cast<LargeBlock*>(entry.pointer())->core == this) {
     block = static_cast<LargeBlock*>(entry.pointer());
   } else {
     if (!spare_large_.empty()) {

@@ -30,6 +30,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<Core>> pools;
+  std::vector<Core*> buried;  // nobody's, but work may still touch their memory
 };
 Registry& registry() {
   static Registry* r = new Registry;
@@ -113,7 +114,8 @@ std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind 
   }
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, on_fork); });
-  std::shared_ptr<Core> core(new Core(std::move(driver), kind, std::move(name), options));
+  reap();
+  std::shared_ptr<Core> core(new Core(std::move(driver), kind, std::move(name), options), bury);
   {
     std::lock_guard lock(registry().mutex);
     std::erase_if(registry().pools, [](const auto& p) { return p.expired(); });
@@ -132,14 +134,56 @@ std::vector<std::shared_ptr<Core>> Core::all() {
   return alive;
 }
 
+// Everything freed is complete, or nothing can be done about it any more.
+bool Core::settled() {
+  drain();
+  poll_all(true);
+  if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
+  retire_idle_slabs();
+  promote();
+  return pending_bytes() == 0 && (debugger_ == nullptr || debugger_->totals().quarantined_blocks == 0);
+}
+
+// The last holder is gone. Memory that work may still touch is not pulled away under it (R1), and nobody waits in a
+// destructor: such a pool is kept until its work is done, which the next pool's slow path finds out.
+void Core::bury(Core* core) {
+  core->buried_ = true;
+  core->hooks_ = Hooks{};
+  if (driver::ending() != driver::Ending::no || core->settled()) {
+    delete core;
+    return;
+  }
+  // Streams that are gone fence nothing any more; often their work is done all the same.
+  if (core->options_.recover_stranded && !core->streams_.capture_known()) core->fences_.record_context(core->streams_.states());
+  constexpr int kLooks = 4;
+  for (int i = 0; i < kLooks; ++i)
+    if (core->settled()) {
+      delete core;
+      return;
+    }
+  std::lock_guard lock(registry().mutex);
+  registry().buried.push_back(core);
+}
+
+void Core::reap() {
+  std::vector<Core*> candidates;
+  {
+    std::lock_guard lock(registry().mutex);
+    candidates.swap(registry().buried);
+  }
+  for (Core* core : candidates) {
+    if (driver::ending() == driver::Ending::no && core->settled()) {
+      delete core;
+      continue;
+    }
+    std::lock_guard lock(registry().mutex);
+    registry().buried.push_back(core);
+  }
+}
+
 Core::~Core() {
   const bool ending = driver::ending() != driver::Ending::no;
   if (!ending) {
-    if (debugger_ != nullptr) debugger_->give_up(~Bytes{0});
-    // No wait here: what is still in use stays mapped, and is lost rather than pulled away under running work (R1).
-    poll_all(true);
-    retire_idle_slabs();
-    promote();
     give_back_mapped(0);
     for (const auto& segment : segments_) {
       if (segment->mapped) continue;
@@ -222,10 +266,11 @@ Errc Core::reserve(Bytes bytes, Bytes* reserved, Failure* failure) {
   if (bytes > before) grown = grow(nullptr, bytes - before, placement::kExtentAlign, false, false, &status);
   *reserved = reserved_.load();
   if (grown == Grown::yes) return Errc::ok;
-  if (grown == Grown::limit)
-    return failure->set(Errc::out_of_memory, "reserve: " + format_bytes(bytes) + " is above the limit of " + format_bytes(options_.limit));
-  return failure->set(status.code == driver::Code::out_of_memory ? Errc::out_of_memory : Errc::driver,
-                      "reserve: the driver gave no memory: " + driver::describe(status));
+  if (grown == Grown::failed && status.code != driver::Code::out_of_memory)
+    return failure->set(Errc::driver, "reserve: the driver gave no memory: " + driver::describe(status));
+  AllocRequest request;
+  request.size = bytes - before;
+  return out_of_memory(0, bytes - before, request, grown == Grown::limit ? OomReason::limit : OomReason::driver, status, failure);
 }
 
 TrimResult Core::trim(Bytes keep) {
@@ -244,10 +289,12 @@ TrimResult Core::trim(Bytes keep) {
 }
 
 void Core::close() {
-  if (closed_.exchange(true, std::memory_order_acq_rel)) return;
+  const bool again = closed_.exchange(true, std::memory_order_acq_rel);
   if (driver::ending() != driver::Ending::no) return;
   drain();
-  if (debugger_ != nullptr) debugger_->give_up(~Bytes{0});
+  if (again) return;
+  if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
+  reap();
   if (bank_->totals().gross == 0) let_go();
   else give_back_idle(0, 0);
 }
@@ -260,7 +307,7 @@ void Core::let_go() {
     poll_all(true);
     retire_idle_slabs();
     promote();
-    if (debugger_ != nullptr) debugger_->give_up(~Bytes{0});
+    if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
     if (pending_bytes() == 0 && (debugger_ == nullptr || debugger_->totals().quarantined_blocks == 0)) break;
     if (driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) break;
     if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending()) fences_.record_context(streams_.states());
@@ -270,6 +317,21 @@ void Core::let_go() {
   retire_idle_slabs();
   promote();
   give_back_idle(0, std::max(0.0, deadline - driver_->now()));
+  if (pending_bytes() != 0 || bank_->totals().gross != 0) return;
+  // Nothing can ask for an event any more.
+  fences_.clear(streams_.states());
+  std::vector<Heap*> relays;
+  {
+    std::lock_guard lock(relay_mutex_);
+    relays.swap(relays_);
+  }
+  for (Heap* relay : relays) {
+    Failure ignored;
+    const driver::StreamHandle handle = relay->stream.handle;
+    streams_.forget_stream(handle, &ignored);
+    relay->own = false;
+    driver_->stream_destroy(handle);
+  }
 }
 
 // -- facts --------------------------------------------------------------------------------------------------------------
@@ -471,7 +533,8 @@ std::string Core::audit() {
       if (!segment->mapped) mapped += segment->range->size;
       for (const auto& [begin, handle] : segment->handles) mapped += handle.bytes;
       for (const Extent* e = segment->range->first; e != nullptr; e = e->next) {
-        if (e->state == placement::ExtentState::free) free += e->size;
+        // Busy: on its way back to the driver, in a call that has not returned yet.
+        if (e->state == placement::ExtentState::free || e->state == placement::ExtentState::busy) free += e->size;
         if (e->state == placement::ExtentState::taken) taken += e->size;
       }
     }

@@ -207,21 +207,21 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // ladder.cpp
   enum class Grown : std::uint8_t { yes, limit, refused, failed };
   Errc climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure);
-  void poll_stream(Heap& heap, bool fence_legacy);
+  bool poll_stream(Heap& heap, bool fence_legacy);
   void poll_all(bool fence_legacy);
   void sweep_streams();
   Bytes pending_bytes();
   bool find_again(Named& t, const Need& need, Path path, Found* found);
   void retire_idle_slabs();
   bool promote();
-  Errc out_of_memory(Named& t, const Need& need, const AllocRequest& request, OomReason reason, const driver::Status& status,
+  Errc out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason, const driver::Status& status,
                      Failure* failure);
   enum class Waited : std::uint8_t { found, nothing, interrupted };
   Grown grow_for(Named& t, const Need& need, bool beside, driver::Status* status);
   Waited wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found);
 
   // free.cpp
-  Errc locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack);
+  Errc locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free = true);
   Errc free_found(const BlockRef& block, const FreeRequest& request, Failure* failure);
   static LargeBlock* covering(Address address, bool* in_pool);
   Errc enclosing(Address address, BlockRef* out, Failure* failure);
@@ -251,8 +251,12 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Bytes give_back_mapped(Bytes keep);
   Bytes give_back_pieces(Bytes keep, double timeout);
   Bytes give_back_idle(Bytes keep, double piece_timeout);
+  void forget_pages(const placement::Range& range);
   void apply_release_threshold();
   void let_go();
+  bool settled();
+  static void bury(Core* core);
+  static void reap();
 
   // helpers
   Address address_of(const BlockRecord& record) const;
@@ -288,6 +292,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   const std::uint64_t uid_;
   Hooks hooks_;
   std::atomic<bool> closed_{false};
+  bool buried_ = false;  // nobody holds it any more: no wait, no callback, no thread of its own
 
   StreamTable streams_;
   order::Fences fences_;

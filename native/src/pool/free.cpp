@@ -55,10 +55,11 @@ LargeBlock* Core::covering(Address address, bool* in_pool) {
   return nullptr;
 }
 
-// Finds the block that starts at `address`, in whatever state it is. Anything else is an error that names what is there.
-Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack) {
+// Finds the block that starts at `address`, in whatever state it is. Anything else is an error that names what is there, and
+// for a free a fault too.
+Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free) {
   const auto misuse = [&](Errc errc, std::string text, const BlockRecord* record, Address at) {
-    if (debugger_ != nullptr) {
+    if (debugger_ != nullptr && is_free) {
       debug::Fault fault;
       fault.kind = fault_of(errc);
       fault.address = fault.last = address;
@@ -426,6 +427,7 @@ void Core::release(const BlockRef& block) noexcept {
 // Frees what was released without a stream: it marks the block's own streams and makes no driver call.
 void Core::drain() {
   BlockRecord* record = released_.exchange(nullptr, std::memory_order_acquire);
+  bool drained = false;
   while (record != nullptr) {
     BlockRecord* next = record->link;
     const std::uint32_t generation = BlockRecord::generation_of(record->word.load(std::memory_order_acquire));
@@ -441,8 +443,9 @@ void Core::drain() {
       finish_free(*record, address_of(*record), by, 0, &ticket);
     }
     record = next;
+    drained = true;
   }
-  if (closed() && bank_->totals().gross == 0) let_go();
+  if (drained && !buried_ && closed() && bank_->totals().gross == 0) let_go();
 }
 
 // -- declared uses -------------------------------------------------------------------------------------------------------
@@ -454,7 +457,7 @@ Errc Core::record_stream(Address address, driver::StreamHandle stream, Failure* 
   if (address == 0) return Errc::ok;  // the null pointer of an empty buffer
   BlockRef block;
   Failure found;
-  errc = locate(address, &block, &found, 0);
+  errc = locate(address, &block, &found, 0, false);
   if (errc == Errc::interior_free) errc = enclosing(address, &block, failure);
   else if (errc != Errc::ok) return failure->set(errc, "record_stream: " + found.text);
   if (errc != Errc::ok) return errc;
@@ -509,7 +512,7 @@ Errc Core::record_event(Address address, driver::EventHandle event, Failure* fai
   if (address == 0) return Errc::ok;
   BlockRef block;
   Failure found;
-  errc = locate(address, &block, &found, 0);
+  errc = locate(address, &block, &found, 0, false);
   if (errc == Errc::interior_free) errc = enclosing(address, &block, failure);
   else if (errc != Errc::ok) return failure->set(errc, "record_event: " + found.text);
   if (errc != Errc::ok) return errc;

@@ -12,9 +12,10 @@ using order::Ticket;
 using placement::Extent;
 using placement::ExtentState;
 
-// Fences one stream as far as R6 allows without its owner, and polls it.
-void Core::poll_stream(Heap& heap, bool fence_legacy) {
+// Fences one stream as far as R6 allows without its owner, and polls it. True: a fence was recorded just now.
+bool Core::poll_stream(Heap& heap, bool fence_legacy) {
   StreamState& s = heap.stream;
+  bool fenced = false;
   if (s.issued.load(std::memory_order_acquire) > s.fenced.load(std::memory_order_acquire) && s.lasting &&
       (!s.legacy || (fence_legacy && options_.legacy_fences))) {
     std::shared_lock gate(streams_.capture_gate());
@@ -22,22 +23,34 @@ void Core::poll_stream(Heap& heap, bool fence_legacy) {
     const driver::Status status = driver_->stream_is_capturing(s.handle, &capture);
     if (status.ok() && !capture.capturing) {
       if (s.legacy) legacy_fences_.fetch_add(1, std::memory_order_relaxed);
-      fences_.record(s, s.handle);
+      fenced = fences_.record(s, s.handle);
     }
   }
   fences_.poll(s);
+  return fenced;
 }
 
 void Core::poll_all(bool fence_legacy) {
+  bool fresh = false;
   streams_.for_each([&](Heap& heap) {
-    if (!heap.stream.idle()) poll_stream(heap, fence_legacy);
+    if (heap.stream.idle()) return;
+    fresh = poll_stream(heap, fence_legacy) || fresh;
   });
   fences_.poll_context();
-  // A fence that was recorded just now on an idle stream is done within microseconds: worth a second look before anything
-  // dearer.
-  streams_.for_each([&](Heap& heap) {
-    if (!heap.stream.idle()) fences_.poll(heap.stream);
-  });
+  // A fence recorded just now on a stream with nothing to do is done within microseconds. Looking again for that long is
+  // cheap beside growing, and it is asked once a fence, not once a miss.
+  constexpr double kGrace = 10e-6;
+  constexpr int kMaxLooks = 64;
+  const double until = fresh ? driver_->now() + kGrace : 0;
+  for (int look = 0; fresh && look < kMaxLooks; ++look) {
+    fresh = false;
+    streams_.for_each([&](Heap& heap) {
+      if (heap.stream.idle()) return;
+      fences_.poll(heap.stream);
+      fresh = fresh || !heap.stream.idle();
+    });
+    if (driver_->now() > until) break;
+  }
   promote();
 }
 
@@ -253,6 +266,7 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     return Errc::ok;
   };
   const double deadline = driver_->now() + options_.wait_timeout;
+  reap();
   driver::Status refusal;
   Grown grown = Grown::failed;
   for (int attempt = 0;; ++attempt) {
@@ -324,10 +338,10 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
   }
   if (grown == Grown::failed && refusal.code != driver::Code::out_of_memory && !refusal.ok())
     return failure->set(Errc::driver, "pool '" + name_ + "' could not take memory from the driver: " + driver::describe(refusal));
-  return out_of_memory(t, need, request, grown == Grown::limit ? OomReason::limit : OomReason::driver, refusal, failure);
+  return out_of_memory(t.stream().id, need.bytes, request, grown == Grown::limit ? OomReason::limit : OomReason::driver, refusal, failure);
 }
 
-Errc Core::out_of_memory(Named& t, const Need& need, const AllocRequest& request, OomReason reason, const driver::Status& status,
+Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason, const driver::Status& status,
                          Failure* failure) {
   oom_.fetch_add(1, std::memory_order_relaxed);
   const Stats now = stats();
@@ -335,7 +349,7 @@ Errc Core::out_of_memory(Named& t, const Need& need, const AllocRequest& request
   OomReport& r = *report;
   r.request = request.size;
   r.alignment = request.alignment;
-  r.stream = t.stream().id;
+  r.stream = stream;
   r.device = driver_->name();
   r.pool = name_;
   r.kind = kind_name(kind_);
@@ -350,8 +364,8 @@ Errc Core::out_of_memory(Named& t, const Need& need, const AllocRequest& request
   // May fail like everything else; the error does not depend on it.
   r.device_known = driver_->mem_info(&r.device_free, &r.device_total).ok();
   r.reason = reason;
-  if (now.cached >= need.bytes && now.cached != 0) r.reason = OomReason::fragmentation;
-  else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need.bytes) r.reason = OomReason::pending;
+  if (now.cached >= need && now.cached != 0) r.reason = OomReason::fragmentation;
+  else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need) r.reason = OomReason::pending;
   std::map<debug::StackId, Holder> by_site;
   for_each_live([&](BlockRecord& record) {
     Holder& h = by_site[record.stack];

@@ -268,6 +268,23 @@ Bytes Core::give_back_mapped(Bytes keep) {
   return released;
 }
 
+// Under the extent lock: the range leaves the pool, and with it what the page map says of it: the driver may give the same
+// addresses to anybody.
+void Core::forget_pages(const Range& range) {
+  const auto inside = [&range](Address address) { return address >= range.begin && address < range.end(); };
+  for (const auto& slab : slabs_) {
+    if (slab->pages == 0 || !inside(slab->base)) continue;
+    placement::PageMap::clear(slab->base, slab->bytes, slab.get());
+    slab->pages = 0;
+    spare_slabs_[slab->cls].push_back(slab.get());
+  }
+  for (const auto& block : large_) {
+    if (!inside(block->page) || placement::PageMap::find(block->page).pointer() != block.get()) continue;
+    placement::PageMap::clear(block->page, 1, block.get());
+    spare_large_.push_back(block.get());
+  }
+}
+
 namespace {
 
 // A driver call that may block for the device's work, in a thread of its own. Who waits for it waits a bounded time; the
@@ -312,6 +329,7 @@ Bytes Core::give_back_pieces(Bytes keep, double timeout) {
         self->extents_.put_free(plan.extent, self->common_, 0);
         continue;
       }
+      self->forget_pages(*plan.segment->range);
       self->extents_.remove_range(plan.segment->range);
       std::erase_if(self->segments_, [&](const auto& s) { return s.get() == plan.segment; });
       self->uncharge(plan.bytes);
