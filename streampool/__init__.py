@@ -42,6 +42,7 @@ from streampool.streams import current_stream, stream
 
 if TYPE_CHECKING:
     from streampool import faults, leaks, replay, report, sim, traces
+    from streampool._paths import cmake_dir, include_dir, library_path
 
 __all__ = [
     "Buffer",
@@ -66,10 +67,13 @@ __all__ = [
     "TraceError",
     "TrampledRecordError",
     "WrongPoolError",
+    "cmake_dir",
     "current_stream",
     "faults",
     "format_size",
+    "include_dir",
     "leaks",
+    "library_path",
     "parse_size",
     "replay",
     "report",
@@ -79,11 +83,14 @@ __all__ = [
 ]
 
 _ON_FIRST_USE = frozenset({"faults", "leaks", "replay", "report", "sim", "traces"})
+_PATHS = frozenset({"cmake_dir", "include_dir", "library_path"})
 
 
 def __getattr__(name: str) -> Any:
     if name in _ON_FIRST_USE:
         return importlib.import_module(f"streampool.{name}")
+    if name in _PATHS:
+        return getattr(importlib.import_module("streampool._paths"), name)
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

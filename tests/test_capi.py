@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from streampool._paths import cmake_dir, include_dir, library_path
+from streampool import cmake_dir, include_dir, library_path
 
 HEADER = include_dir() / "streampool" / "streampool.h"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "cpp"

@@ -134,7 +134,7 @@ def test_importing_it_loads_no_driver_and_none_of_the_heavy_packages(clean_pytho
 
 def test_a_cpp_program_builds_against_it(clean_python: Path, tmp_path: Path) -> None:
     where = subprocess.run(
-        [clean_python, "-c", "from streampool._paths import cmake_dir; print(cmake_dir())"],
+        [clean_python, "-c", "import streampool; print(streampool.cmake_dir())"],
         capture_output=True,
         text=True,
         check=True,

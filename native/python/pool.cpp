@@ -395,6 +395,7 @@ void bind_pool(nb::module_& m) {
            [](nb::object self, nb::object size, nb::object stream, nb::object alignment, std::optional<bool> stream_ordered, std::optional<std::string> tag) {
              PyPool& p = nb::cast<PyPool&>(self);
              const Bytes bytes = size_argument(size);
+             stream = resolve_current(stream, *p.core);
              const pool::BlockRef block = allocate(p, bytes, alignment_argument(alignment), stream, stream_ordered.value_or(false), false,
                                                    tag ? std::string_view(*tag) : std::string_view());
              nb::object buffer = nb::inst_alloc(nb::type<PyBuffer>());

@@ -36,12 +36,19 @@ nb::object attribute(nb::handle object, PyObject* name) {
 
 }  // namespace
 
+nb::object resolve_current(nb::object stream, const pool::Core& core) {
+  if (!stream.is_none()) return stream;
+  if (g_current_stream_hook == nullptr) return nb::int_(driver::kLegacyStream);
+  PyObject* simulated = const_cast<pool::Core&>(core).driver().simulated() ? Py_True : Py_False;
+  nb::object current = nb::steal(PyObject_CallFunctionObjArgs(g_current_stream_hook, simulated, nullptr));
+  if (!current.is_valid()) throw nb::python_error();
+  return current;
+}
+
 driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, const char* verb, bool other_devices) {
   nb::object current;
   if (stream.is_none()) {
-    if (g_current_stream_hook == nullptr) return driver::kLegacyStream;
-    current = nb::steal(PyObject_CallFunctionObjArgs(g_current_stream_hook, const_cast<pool::Core&>(core).driver().simulated() ? Py_True : Py_False, nullptr));
-    if (!current.is_valid()) throw nb::python_error();
+    current = resolve_current(nb::none(), core);
     stream = current;
   }
   if (PyBool_Check(stream.ptr())) wrong_type(stream, verb);

@@ -30,6 +30,8 @@ void bind_streams(nb::module_& m);
 // The handle that an argument names: None is the current stream, an int a handle, else __cuda_stream__().
 // Raises StreamError for closed objects and other devices' streams, TypeError for anything else.
 driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, const char* verb, bool other_devices = false);
+// None becomes the current stream, as an object or an int: what a block remembers of its allocation.
+nb::object resolve_current(nb::object stream, const pool::Core& core);
 driver::EventHandle event_handle(nb::handle event);
 
 // -- stacks (stacks.cpp) ------------------------------------------------------------------------------------------------

@@ -173,6 +173,31 @@ STREAMPOOL_TEST("threads that set, find and clear beside each other see their ow
   CHECK_EQ(wrong.load(), 0);
 }
 
+STREAMPOOL_TEST("threads that race for a part of the page map that is not there yet all end up with the same one") {
+  constexpr int kThreads = 2;
+  constexpr Address kLeaves = 200;
+  const Address base = kFarAway + (Address{1000} << (PageMap::kPageBits + PageMap::kLeafBits));
+  const auto leaf = [base](Address i) { return base + (i << (PageMap::kPageBits + PageMap::kLeafBits)); };
+  alignas(8) int names[kThreads] = {};
+  std::atomic<int> arrived{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      for (Address i = 0; i < kLeaves; ++i) {
+        arrived.fetch_add(1);
+        while (arrived.load() < kThreads * static_cast<int>(i + 1)) {
+        }
+        PageMap::set(leaf(i) + static_cast<Address>(t) * kPage, kPage, &names[t], PageMap::Tag::slab);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (Address i = 0; i < kLeaves; ++i)
+    for (int t = 0; t < kThreads; ++t) {
+      CHECK(PageMap::find(leaf(i) + static_cast<Address>(t) * kPage).pointer() == &names[t]);
+      PageMap::clear(leaf(i), kThreads * kPage, &names[t]);
+    }
+}
+
 // -- extents against a model -----------------------------------------------------------------------------------------
 
 struct Random {
@@ -290,10 +315,8 @@ struct ExtentScene {
         CHECK_EQ(e->size, piece->second.size);
         CHECK(e->state == piece->second.state);
         CHECK(e->prev == previous);
-        if (e->state == ExtentState::free) {
-          CHECK(e->index == &indexes[piece->second.index]);
-          CHECK_EQ(e->stamp, piece->second.stamp);
-        }
+        CHECK_EQ(e->stamp, piece->second.stamp);
+        if (e->state == ExtentState::free) CHECK(e->index == &indexes[piece->second.index]);
         piece->second.extent = e;
         ++piece;
       }

@@ -391,7 +391,7 @@ STREAMPOOL_TEST("any call can be made to fail on its n-th use and then has no ef
   for (int i = 0; i < 2; ++i) {
     const Status status = scene.device->mem_create(2 * kMiB, &handle);
     CHECK(status.code == Code::out_of_memory);
-    CHECK_EQ(describe(status), "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory");
+    CHECK_EQ(describe(status), "mem_create: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory");
   }
   CHECK(scene.device->mem_create(2 * kMiB, &handle));
   CHECK_EQ(scene.device->used_memory(), 6 * kMiB);

@@ -291,7 +291,7 @@ TrimResult Core::trim(Bytes keep) {
 void Core::close() {
   const bool again = closed_.exchange(true, std::memory_order_acq_rel);
   if (driver::ending() != driver::Ending::no) return;
-  drain();
+  drain(again);
   if (again) return;
   if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
   reap();

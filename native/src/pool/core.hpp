@@ -237,7 +237,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void retire_slab(Slab* slab);
   void note_unfenced(Named& named, Bytes bytes, order::Ticket ticket);
   void fence_owed(Named& named);
-  void drain();
+  void drain(bool may_let_go = true);
   void forget_users(BlockRecord* record);
 
   // segments.cpp

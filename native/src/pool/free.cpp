@@ -425,7 +425,7 @@ void Core::release(const BlockRef& block) noexcept {
 }
 
 // Frees what was released without a stream: it marks the block's own streams and makes no driver call.
-void Core::drain() {
+void Core::drain(bool may_let_go) {
   BlockRecord* record = released_.exchange(nullptr, std::memory_order_acquire);
   bool drained = false;
   while (record != nullptr) {
@@ -445,7 +445,7 @@ void Core::drain() {
     record = next;
     drained = true;
   }
-  if (drained && !buried_ && closed() && bank_->totals().gross == 0) let_go();
+  if (drained && may_let_go && !buried_ && closed() && bank_->totals().gross == 0) let_go();
 }
 
 // -- declared uses -------------------------------------------------------------------------------------------------------
@@ -517,6 +517,9 @@ Errc Core::record_event(Address address, driver::EventHandle event, Failure* fai
   else if (errc != Errc::ok) return failure->set(errc, "record_event: " + found.text);
   if (errc != Errc::ok) return errc;
 
+  // A query of an event that was recorded in a capture would end that capture.
+  if (streams_.capture_known())
+    return failure->set(Errc::capture, "record_event: a graph capture is under way; use record_stream, or call this before or after it");
   const driver::Status state = driver_->event_query(event);
   if (state.code == driver::Code::capturing)
     return failure->set(Errc::capture, "record_event: the event was recorded in a graph capture");

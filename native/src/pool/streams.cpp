@@ -52,7 +52,9 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
   if (!status.ok() && !other_captures)
     return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
   if (capture.capturing) {
-    seen_capture_.store(true, std::memory_order_release);
+    constexpr double kSeenFor = 1.0;
+    seen_until_.store(driver_.now() + kSeenFor, std::memory_order_release);
+    seen_handle_.store(handle, std::memory_order_release);
     return failure->set(Errc::capture, "stream " + hex(handle) +
                                            " is capturing a graph; this pool does not serve captures yet. Allocate before the capture "
                                            "begins and free after it ends; the capture itself is still valid");
@@ -70,7 +72,8 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
   status = driver_.stream_id(handle, &id);
   if (!status.ok())
     return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
-  if (captures_.load(std::memory_order_acquire) == 0) seen_capture_.store(false, std::memory_order_release);
+  StreamHandle seen = handle;
+  seen_handle_.compare_exchange_strong(seen, kNoHandle, std::memory_order_acq_rel);
   if (driver::is_legacy(handle)) {
     // The legacy default stream lives as long as its context: lasting without anybody's promise.
     Heap* heap = find_or_make(id, false);

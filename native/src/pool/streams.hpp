@@ -59,7 +59,12 @@ class StreamTable {
   // Counts declared captures; while one is open lasting streams are checked as well.
   void begin_capture() { captures_.fetch_add(1); }
   void end_capture() { captures_.fetch_sub(1); }
-  bool capture_known() const { return captures_.load(std::memory_order_acquire) != 0 || seen_capture_.load(std::memory_order_acquire); }
+  // An undeclared capture counts as long as it was seen in the last second, or its stream is found not capturing: its
+  // handle cannot be asked again without its owner.
+  bool capture_known() const {
+    if (captures_.load(std::memory_order_acquire) != 0) return true;
+    return seen_handle_.load(std::memory_order_acquire) != kNoHandle && driver_.now() < seen_until_.load(std::memory_order_acquire);
+  }
   // Held shared around every fence that is recorded without the stream's owner in the call; held exclusively while a
   // capture is begun or ended.
   std::shared_mutex& capture_gate() { return gate_; }
@@ -88,7 +93,9 @@ class StreamTable {
   std::vector<Heap*> spare_;
   std::shared_mutex gate_;
   std::atomic<std::uint32_t> captures_{0};
-  std::atomic<bool> seen_capture_{false};
+  static constexpr driver::StreamHandle kNoHandle = ~driver::StreamHandle{0};
+  std::atomic<driver::StreamHandle> seen_handle_{kNoHandle};
+  std::atomic<double> seen_until_{0};
   std::atomic<std::uint64_t> epoch_{1};
   std::atomic<std::uint64_t> lookups_{0};
   std::atomic<std::size_t> known_{0};
