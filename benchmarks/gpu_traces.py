@@ -4,7 +4,7 @@
     python benchmarks/gpu_traces.py --device sim --out /tmp --passes 1
 
 Each figure is of one process on one machine. What counts is the ratio of reserved to live bytes, which is exact, and
-the cost of debug mode against production mode in the same run. Ends with 1 if a replay fails or a ratio is above the bar.
+the cost of debug mode against production mode in the same run. Ends with 1 if a replay fails or a ratio is too high.
 """
 
 from __future__ import annotations

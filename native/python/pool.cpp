@@ -166,6 +166,9 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
 
 void must_be_open(const PyBuffer& self, const char* verb) {
   if (self.closed) throw nb::value_error((std::string(verb) + ": the buffer is closed").c_str());
+  // Its memory may have been freed by address, and have a new owner since, who is not to be harmed.
+  if (!self.core->live(self.block))
+    throw nb::value_error((std::string(verb) + ": the block at " + pool::hex(self.block.address) + " was freed by its address").c_str());
 }
 
 bool host_accessible(const PyBuffer& self) {
@@ -581,7 +584,7 @@ void bind_pool(nb::module_& m) {
            [](PyBuffer& b, nb::object stream) {
              must_be_open(b, "record_stream");
              const driver::StreamHandle handle = stream_handle(stream, *b.core, "record_stream", true);
-             guarded([&](Failure* f) { return b.core->record_stream(b.block.address, handle, f); });
+             guarded([&](Failure* f) { return b.core->record_stream(b.block, handle, f); });
              if (!stream.is_none() && !PyLong_Check(stream.ptr())) b.recorded.push_back(stream);
            },
            nb::arg("stream"), "Work queued on `stream` until the block is freed may touch it.")
@@ -589,7 +592,7 @@ void bind_pool(nb::module_& m) {
            [](PyBuffer& b, nb::object event) {
              must_be_open(b, "record_event");
              const driver::EventHandle handle = event_handle(event);
-             guarded([&](Failure* f) { return b.core->record_event(b.block.address, handle, f); });
+             guarded([&](Failure* f) { return b.core->record_event(b.block, handle, f); });
            },
            nb::arg("event"), "Only what `event` covers may touch the block beside its own stream.")
       .def("close", &close_buffer, nb::arg("stream").none() = nb::none(),

@@ -184,6 +184,7 @@ STREAMPOOL_TEST("path completed: another stream's memory comes once its work is 
     for (const Bytes size : {Bytes{4096}, Bytes{40000}, kLarge}) {
       Options options = steady();
       options.wait = false;
+      options.fence_age = 5;
       PoolScene scene(options);
       const StreamHandle s = registered ? scene.lasting() : scene.stream(), t = registered ? scene.lasting() : scene.stream();
       std::vector<BlockRef> blocks;
@@ -199,7 +200,8 @@ STREAMPOOL_TEST("path completed: another stream's memory comes once its work is 
       CHECK_EQ(scene.path(Path::completed), std::uint64_t{0});
       gate->open();
       CHECK(sim::settle());
-      if (!registered) scene.alloc(size, s);  // names s: what it owes is fenced
+      sim::clock_advance(6);
+      if (!registered) scene.alloc(size, s);  // names s: what is old is fenced
       CHECK(sim::settle());
       // What nobody has a claim on goes first; then, before anything is grown, what s left behind.
       const Bytes reserved = scene.core->stats().reserved;

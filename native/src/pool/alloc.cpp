@@ -75,8 +75,8 @@ Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const
     }
   }
   need->cls = kNoClass;
-  // At most one large block may start in a page of the page map.
-  need->bytes = std::max(rounded, placement::kSlabUnit);
+  // At most one user's pointer may lie in a page of the page map: behind it the block reaches a whole page further.
+  need->bytes = std::max(rounded, round_up(need->front + placement::kSlabUnit, kExtentAlignment));
   need->alignment = std::max(alignment, kExtentAlignment);
   return Errc::ok;
 }

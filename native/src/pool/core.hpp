@@ -127,7 +127,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   // `address` may lie anywhere inside a block (R1, section 3). Null with size 0 is a no-op.
   Errc record_stream(Address address, driver::StreamHandle stream, Failure* failure);
+  Errc record_stream(const BlockRef& block, driver::StreamHandle stream, Failure* failure);
   Errc record_event(Address address, driver::EventHandle event, Failure* failure);
+  Errc record_event(const BlockRef& block, driver::EventHandle event, Failure* failure);
   Errc register_stream(driver::StreamHandle stream, Failure* failure);
   Errc forget_stream(driver::StreamHandle stream, Failure* failure);
   void begin_capture();
@@ -139,6 +141,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void reset_peaks();
   CheckReport check(double timeout);
   std::vector<debug::BlockFacts> live_blocks();
+  static bool live(const BlockRef& block) {
+    return block.record->word.load(std::memory_order_acquire) == BlockRecord::pack(block.generation, Magic::live);
+  }
   std::optional<debug::BlockFacts> facts(const BlockRef& block);
   std::vector<debug::Fault> take_faults();
   debug::Totals debug_totals() const;
@@ -224,9 +229,10 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free = true);
   Errc free_found(const BlockRef& block, const FreeRequest& request, Failure* failure);
   static LargeBlock* covering(Address address, bool* in_pool);
+  Errc declared(Address address, const char* verb, BlockRef* out, Failure* failure);
   Errc enclosing(Address address, BlockRef* out, Failure* failure);
   Errc take_relay(Heap** out, Failure* failure);
-  Errc not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack);
+  Errc not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack, bool is_free = true);
   void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
   order::MarkSet make_marks(BlockRecord& record, Heap& by, order::Ticket* ticket);
   bool free_own_slot(BlockRecord& record, Heap& by, order::Ticket* ticket);

@@ -131,25 +131,25 @@ Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::Stack
 }
 
 // The block is not live: say what it is instead.
-Errc Core::not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack) {
+Errc Core::not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack, bool is_free) {
   const BlockRecord& record = *block.record;
   if (!is_magic(BlockRecord::magic_of(word)))
     return failure->set(Errc::trampled_record, "the record of the block at " + hex(block.address) +
                                                    " was overwritten in host memory; nothing was freed");
-  std::string text = "the block of " + std::to_string(record.size) + " bytes at " + hex(block.address) + " of pool '" + name_ + "' ";
-  if (BlockRecord::generation_of(word) != block.generation)
-    text += "was freed before, and its memory has a new owner since, who is not harmed";
-  else if (BlockRecord::magic_of(word) == static_cast<std::uint32_t>(Magic::released))
-    text += "was released already";
-  else
-    text += "is free already";
-  if (debugger_ != nullptr) {
+  // With another generation the record speaks of the new owner, who has nothing to do with this.
+  const bool reused = BlockRecord::generation_of(word) != block.generation;
+  std::string text = reused ? "the block" : "the block of " + std::to_string(record.size) + " bytes";
+  text += " at " + hex(block.address) + " of pool '" + name_ + "' ";
+  if (reused) text += "was freed before, and its memory has been handed out again since; the new owner is not harmed";
+  else if (BlockRecord::magic_of(word) == static_cast<std::uint32_t>(Magic::released)) text += "was released already";
+  else text += "is free already";
+  if (debugger_ != nullptr && is_free) {
     debug::Fault fault;
     fault.kind = debug::FaultKind::double_free;
     fault.address = fault.last = block.address;
     fault.at = stack;
     fault.note = text;
-    fault.block = facts_of(record, block.address);
+    if (!reused) fault.block = facts_of(record, block.address);
     debugger_->report(std::move(fault));
   }
   return failure->set(Errc::double_free, std::move(text));
@@ -450,25 +450,31 @@ void Core::drain(bool may_let_go) {
 
 // -- declared uses -------------------------------------------------------------------------------------------------------
 
+// The live block that a declared use means: by any address inside it.
+Errc Core::declared(Address address, const char* verb, BlockRef* out, Failure* failure) {
+  Failure found;
+  const Errc errc = locate(address, out, &found, 0, false);
+  if (errc == Errc::interior_free) return enclosing(address, out, failure);
+  return errc == Errc::ok ? errc : failure->set(errc, std::string(verb) + ": " + found.text);
+}
+
 Errc Core::record_stream(Address address, driver::StreamHandle stream, Failure* failure) {
-  Errc errc = enter(failure);
-  if (errc == Errc::closed) errc = Errc::ok;  // blocks outlive their pool
-  if (errc != Errc::ok) return errc;
   if (address == 0) return Errc::ok;  // the null pointer of an empty buffer
   BlockRef block;
-  Failure found;
-  errc = locate(address, &block, &found, 0, false);
-  if (errc == Errc::interior_free) errc = enclosing(address, &block, failure);
-  else if (errc != Errc::ok) return failure->set(errc, "record_stream: " + found.text);
-  if (errc != Errc::ok) return errc;
+  const Errc errc = declared(address, "record_stream", &block, failure);
+  return errc == Errc::ok ? record_stream(block, stream, failure) : errc;
+}
+
+Errc Core::record_stream(const BlockRef& block, driver::StreamHandle stream, Failure* failure) {
+  Errc errc = enter(failure);
+  if (errc != Errc::ok && errc != Errc::closed) return errc;  // blocks outlive their pool
   Named named;
   errc = name_stream(stream, &named, failure);
   if (errc != Errc::ok) return errc;
   BlockRecord& record = *block.record;
   std::lock_guard lock(extra_lock(&record));
   const std::uint64_t word = record.word.load(std::memory_order_acquire);
-  if (word != BlockRecord::pack(block.generation, Magic::live))
-    return failure->set(Errc::double_free, "record_stream: the block at " + hex(block.address) + " is free already");
+  if (word != BlockRecord::pack(block.generation, Magic::live)) return not_live(block, word, failure, 0, false);
   if (named.heap() == record.home) return Errc::ok;
   std::vector<order::StreamState*>& recorded = record.more().recorded;
   if (std::find(recorded.begin(), recorded.end(), &named.stream()) == recorded.end()) {
@@ -507,16 +513,15 @@ Errc Core::enclosing(Address address, BlockRef* out, Failure* failure) {
 // A private stream waits for the event and is fenced at once: the block gets a mark that covers what the event covered when
 // this was called, and no more, whatever the caller does with the event later.
 Errc Core::record_event(Address address, driver::EventHandle event, Failure* failure) {
-  Errc errc = enter(failure);
-  if (errc == Errc::forked || errc == Errc::exiting) return errc;
   if (address == 0) return Errc::ok;
   BlockRef block;
-  Failure found;
-  errc = locate(address, &block, &found, 0, false);
-  if (errc == Errc::interior_free) errc = enclosing(address, &block, failure);
-  else if (errc != Errc::ok) return failure->set(errc, "record_event: " + found.text);
-  if (errc != Errc::ok) return errc;
+  const Errc errc = declared(address, "record_event", &block, failure);
+  return errc == Errc::ok ? record_event(block, event, failure) : errc;
+}
 
+Errc Core::record_event(const BlockRef& block, driver::EventHandle event, Failure* failure) {
+  Errc errc = enter(failure);
+  if (errc != Errc::ok && errc != Errc::closed) return errc;
   // A query of an event that was recorded in a capture would end that capture.
   if (streams_.capture_known())
     return failure->set(Errc::capture, "record_event: a graph capture is under way; use record_stream, or call this before or after it");
@@ -540,8 +545,8 @@ Errc Core::record_event(Address address, driver::EventHandle event, Failure* fai
 
   BlockRecord& record = *block.record;
   std::lock_guard lock(extra_lock(&record));
-  if (record.word.load(std::memory_order_acquire) != BlockRecord::pack(block.generation, Magic::live))
-    return failure->set(Errc::double_free, "record_event: the block at " + hex(block.address) + " is free already");
+  const std::uint64_t word = record.word.load(std::memory_order_acquire);
+  if (word != BlockRecord::pack(block.generation, Magic::live)) return not_live(block, word, failure, 0, false);
   record.more().inherited.add({&s, ticket});
   return Errc::ok;
 }
