@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streampool import _core
+from streampool.leaks import Epochs
 
 __all__ = ["PoolFindings", "Session"]
 
@@ -29,6 +30,12 @@ class PoolFindings:
     stats: dict[str, Any] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what could not be found out, and why
+    epochs: Epochs = field(default_factory=Epochs)  # what tells a growing call site from a full one
+
+    def observe(self, pool: _core.Pool) -> None:
+        """End an epoch: note what each call site of a tracked pool holds now."""
+        if self.ended == "alive" and self.options.get("track") == "true":
+            self.epochs.observe(_core.Pool.live_blocks(pool))
 
     def gather(self, pool: _core.Pool, ended: str, *, timeout: float) -> list[dict[str, Any]]:
         """Ask `pool` for everything a report needs; what fails is noted, and the rest is asked all the same.
@@ -75,6 +82,13 @@ class Session:
         self._findings.append(findings)
         self._alive.add(pool)
         return findings
+
+    def observe(self) -> None:
+        """End an epoch in every pool that is alive."""
+        for pool in list(self._alive):
+            findings = getattr(pool, "_findings", None)
+            if findings is not None:
+                findings.observe(pool)
 
     def finish(self) -> list[PoolFindings]:
         """Ask every pool that is still alive, and give the findings of all, in the order of their making."""

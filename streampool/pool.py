@@ -120,6 +120,8 @@ class Pool(_core.Pool):
             Faults were found, and ``on_fault=raise``.
         """
         result = CheckResult(super().check(timeout))
+        if self._findings is not None:
+            self._findings.observe(self)
         if self.options["on_fault"] == "raise":
             _raise_found(self)
         return result
@@ -206,4 +208,4 @@ def _raise_found(pool: _core.Pool) -> None:
     _raise(pool, pool.take_faults())
 
 
-_core._fault_hook = _raise_found  # asked at the end of a call where on_fault=raise
+_core._fault_hook = _raise_found  # asked before a call where on_fault=raise

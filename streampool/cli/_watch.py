@@ -7,15 +7,19 @@ import contextlib
 import gc
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streampool import config, session
 from streampool import device as devices
 from streampool._findings import PoolFindings
 from streampool.cli._program import NoProgram, Program
+
+if TYPE_CHECKING:
+    from streampool.suppressions import Suppressions
 
 __all__ = ["run"]
 
@@ -24,20 +28,54 @@ _INTERRUPTED = 130
 _OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 
 
+class _EpochClock:
+    """A thread that ends an epoch now and then, for the class of growing leaks. Takes a small part of one core at most."""
+
+    _PERIOD = 0.5  # seconds
+    _SHARE = 20  # an epoch that takes long is followed by a pause so many times as long
+
+    def __init__(self, watching: session.Session) -> None:
+        self._watching = watching
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="streampool-epochs", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause = self._PERIOD
+        while not self._stop.wait(pause):
+            begin = time.monotonic()
+            with contextlib.suppress(Exception):  # a pool closed meanwhile; the report does not depend on this
+                self._watching.observe()
+            pause = max(self._PERIOD, self._SHARE * (time.monotonic() - begin))
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
 def run(
-    program: Program, *, mode: str | None, device: str | None, report: Path | None, leaks: str, error_exitcode: int
+    program: Program,
+    *,
+    mode: str | None,
+    device: str | None,
+    report: Path | None,
+    leaks: str,
+    error_exitcode: int,
+    suppressions: Suppressions | None = None,
 ) -> int:
     """Run `program` to its end, print the report to standard error, write it to `report`, and give the exit code."""
     config.override_mode(mode)
     devices.override_default(device)
     watching = session.begin()
+    clock = _EpochClock(watching)
     code = _run_to_its_end(program)
     if session.active() is not watching:  # a forked child that came to the end of the program: its parent reports
         return code
+    clock.stop()
     gc.collect()  # what only a cycle holds is nobody's, and is released
     findings = watching.finish()
     session.end()
-    code = _conclude(findings, report, code, leaks, error_exitcode)
+    code = _conclude(findings, report, code, leaks, error_exitcode, suppressions)
     session.exiting()
     return code
 
@@ -82,11 +120,18 @@ def _show(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-def _conclude(findings: list[PoolFindings], path: Path | None, code: int, leaks: str, error_exitcode: int) -> int:
+def _conclude(
+    findings: list[PoolFindings],
+    path: Path | None,
+    code: int,
+    leaks: str,
+    error_exitcode: int,
+    suppressions: Suppressions | None,
+) -> int:
     """Print and write the report; give the exit code."""
     from streampool.report import Report
 
-    report = Report.from_findings(findings, leaks=leaks)
+    report = Report.from_findings(findings, leaks=leaks, suppressions=suppressions or ())
     seen = any(found.stats.get("allocations") for found in findings)
     report.exit_code = error_exitcode if report.counts else code or (0 if seen else _NOTHING_SEEN)
     with contextlib.suppress(OSError, ValueError):  # the program closed it, or its reader is gone

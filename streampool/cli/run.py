@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from streampool.cli._common import DEVICE, MODE
+
+if TYPE_CHECKING:
+    from streampool.suppressions import Suppressions
 
 __all__ = ["command"]
 
@@ -52,6 +56,11 @@ Exit codes:
     metavar="N",
     help="Exit code for findings.",
 )
+@click.option(
+    "--suppressions",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Rules, `kind:glob` on function, file, module or tag, one a line: findings that fit do not count.",
+)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name, as for python -m.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -61,6 +70,7 @@ def command(
     report: Path | None,
     leaks: str,
     error_exitcode: int,
+    suppressions: Path | None,
     is_module: bool,
     script: str,
     args: tuple[str, ...],
@@ -74,7 +84,27 @@ def command(
     program = _program.find(script, list(args), is_module=is_module)
     if report is not None:
         _writable(report)
-    sys.exit(_watch.run(program, mode=mode, device=device, report=report, leaks=leaks, error_exitcode=error_exitcode))
+    rules = None if suppressions is None else _rules(suppressions)
+    sys.exit(
+        _watch.run(
+            program,
+            mode=mode,
+            device=device,
+            report=report,
+            leaks=leaks,
+            error_exitcode=error_exitcode,
+            suppressions=rules,
+        )
+    )
+
+
+def _rules(path: Path) -> Suppressions:
+    from streampool.suppressions import Suppressions
+
+    try:
+        return Suppressions.read(path)
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--suppressions") from None
 
 
 def _writable(path: Path) -> None:

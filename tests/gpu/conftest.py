@@ -27,8 +27,9 @@ def kernels() -> Any:
     from gpu import gate
     from gpu.kernels import Kernels
 
+    device = sp.Device("cuda:0")  # makes its context current
     gate.prepare()
-    return Kernels(sp.Device("cuda:0"))
+    return Kernels(device)
 
 
 @pytest.fixture
