@@ -61,7 +61,7 @@ test: $(BUILT)  ## every fast test, native ones included (no GPU needed)
 	$(PY) -m pytest -n $(JOBS) -m "not slow and not gpu" $(ARGS)
 
 test-slow: $(BUILT)  ## the longer tests, which CI runs
-	HYPOTHESIS_PROFILE=ci $(PY) -m pytest -n $(JOBS) -m "slow and not gpu" $(ARGS)
+	HYPOTHESIS_PROFILE=ci $(PY) -m pytest -n $(JOBS) --dist loadgroup -m "slow and not gpu" $(ARGS)
 
 test-gpu: $(BUILT)  ## the GPU suite; its report goes to REPORT=folder. A skipped gpu test is a failure
 	PYTHONPATH="$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" \

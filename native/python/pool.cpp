@@ -482,6 +482,7 @@ void bind_pool(nb::module_& m) {
                r = p.core->check(timeout);
              }
              check_interrupt();
+             if (r.errc == Errc::driver) raise_driver_error(r.text);
              nb::dict d;
              d["checked_blocks"] = r.result.checked_blocks;
              d["checked_bytes"] = r.result.checked_bytes;

@@ -154,7 +154,7 @@ STREAMPOOL_TEST("threads that set, find and clear beside each other see their ow
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t)
-    threads.emplace_back([&wrong, base, t] {
+    threads.emplace_back([&wrong, t] {
       alignas(8) int mine = 0;
       for (int round = 0; round < kRounds; ++round) {
         const Address leaf = base + (static_cast<Address>(round % 4) << (PageMap::kPageBits + PageMap::kLeafBits));

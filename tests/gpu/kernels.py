@@ -26,6 +26,18 @@ extern "C" __global__ void copy_bytes(byte* to, const byte* from, number size) {
   for (number i = blockIdx.x * (number)blockDim.x + threadIdx.x; i < size; i += (number)gridDim.x * blockDim.x)
     to[i] = from[i];
 }
+
+// Waits a little, then counts the bytes that are not the pattern.
+extern "C" __global__ void count_wrong(const byte* at, number size, number seed, number* wrong, number nanoseconds) {
+  number begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  while (now - begin < nanoseconds);
+  number found = 0;
+  for (number i = blockIdx.x * (number)blockDim.x + threadIdx.x; i < size; i += (number)gridDim.x * blockDim.x)
+    found += ((const volatile byte*)at)[i] != (byte)(i * 31 + seed);
+  if (found) atomicAdd(wrong, found);
+}
 """
 _THREADS = 256
 
@@ -47,6 +59,7 @@ class Kernels:
         self._write_byte = compiled.get_kernel("write_byte")
         self._write_pattern = compiled.get_kernel("write_pattern")
         self._copy_bytes = compiled.get_kernel("copy_bytes")
+        self._count_wrong = compiled.get_kernel("count_wrong")
         stream = device.create_stream()
         scratch = device.allocate(512, stream=stream)
         at = int(scratch.handle)
@@ -55,6 +68,12 @@ class Kernels:
         self.copy(stream, at + 256, at, 256)
         stream.sync()
         assert self.read(at + 256, 256) == pattern(256, 0)
+        for where in range(8):
+            self.write_byte(stream, at + where, 0)
+        self.count_wrong(stream, at + 256, 256, 0, at, 0)
+        self.count_wrong(stream, at + 256, 256, 1, at, 0)
+        stream.sync()
+        assert int.from_bytes(self.read(at, 8), "little") == 256
         scratch.close(stream)
         stream.sync()
         stream.close()
@@ -70,6 +89,12 @@ class Kernels:
     def copy(self, stream: Any, to: int, source: int, size: int) -> None:
         """Queue a kernel that copies `size` bytes."""
         self._launch(stream, self._blocks(size), _THREADS, self._copy_bytes, to, source, size)
+
+    def count_wrong(self, stream: Any, address: int, size: int, seed: int, wrong: int, nanoseconds: int) -> None:
+        """Queue a kernel that waits, then adds the number of bytes that are not `pattern` to 8 bytes at `wrong`."""
+        self._launch(
+            stream, min(8, self._blocks(size)), _THREADS, self._count_wrong, address, size, seed, wrong, nanoseconds
+        )
 
     @staticmethod
     def read(address: int, size: int) -> bytes:

@@ -14,6 +14,7 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 TIMEOUT = 50  # seconds
+TESTS = Path(__file__).resolve().parents[1]
 Record = Callable[[str, object], None]
 
 GLOBALS = """
@@ -153,43 +154,97 @@ def test_a_clean_program_gets_a_clean_report_and_code_0(tmp_path: Path, record_p
     assert "cuda:0" in report.read_text()
 
 
-POISONED = """
+BUGGY = """
+import sys
+sys.path.insert(0, TESTS)
+from gpu.kernels import Kernels
 import streampool as sp
-from cuda.bindings import driver
+
+device = sp.Device()
+kernels = Kernels(device)
+stream = device.create_stream()
+with sp.Pool(device, name="buggy") as pool:
+    block = pool.allocate(1000, stream=stream)
+    kernels.write_byte(stream, block.handle + 1000, 0)
+    block.close(stream)
+"""
+
+
+def test_a_program_whose_kernel_writes_too_far_gets_code_1_and_its_lines(
+    tmp_path: Path, record_property: Record
+) -> None:
+    script, report = tmp_path / "buggy.py", tmp_path / "report.json"
+    script.write_text(f"TESTS = {str(TESTS)!r}\n{BUGGY}")
+    done = python("-m", "streampool", "run", "--mode", "debug", "--report", report, script, record=record_property)
+    assert done.returncode == 1, done.stderr
+    (fault,) = json.loads(report.read_text())["faults"]
+    assert (fault["kind"], fault["pool"], fault["device"]) == ("overrun", "buggy", "cuda:0")
+    lines = script.read_text().splitlines()
+    for stack, text in (("allocated_at", "pool.allocate(1000"), ("freed_at", "block.close(")):
+        top = fault["block"][stack][0]
+        assert top["file"] == str(script)
+        assert text in lines[top["line"] - 1]
+
+
+POISONED = """
+import sys
+sys.path.insert(0, TESTS)
+from gpu.kernels import Kernels
+import streampool as sp
 
 device = sp.Device("cuda:0")
+kernels = Kernels(device)
 stream = device.create_stream()
-pool = sp.Pool(device)
-block = pool.allocate(4096, stream=stream)
+pool, debug = sp.Pool(device), sp.Pool(device, mode="debug", name="debug")
+pool.register_stream(stream)
+block, kept = pool.allocate(4096, stream=stream), debug.allocate(100, stream=stream)
 pointer = pool.allocate_raw(3 << 20, stream=stream)
 unmapped = pool.allocate_raw(64 << 20, stream=stream)
 pool.free_raw(unmapped, stream=stream)
 stream.sync()
-pool.trim()
-driver.cuMemsetD8Async(unmapped, 1, 4096, stream.handle)
+assert pool.trim()["released"] > 32 << 20
+kernels.write_byte(stream, unmapped + (32 << 20), 0)  # its first bytes may share a piece with a live block
 try:
     stream.sync()
-except Exception as error:
-    pass
-refused = 0
-for _ in range(3):
+except Exception:
+    print("the device is lost")
+calls = {
+    "allocate": lambda: pool.allocate(64 << 20, stream=stream),
+    "allocate again": lambda: pool.allocate(64 << 20, stream=stream),
+    "reserve": lambda: pool.reserve(1 << 30),
+    "new pool": lambda: sp.Pool(device, initial="2MiB"),
+    "check": lambda: debug.check(timeout=0.1),
+}
+for name, call in calls.items():
     try:
-        pool.allocate(64 << 20, stream=stream)
-    except sp.StreamPoolError as error:
-        refused += 1
-        print(type(error).__name__, str(error).splitlines()[0], flush=True)
-for free in (lambda: pool.free_raw(pointer, stream=stream), lambda: block.close()):
-    try:
-        free()
-    except sp.StreamPoolError as error:
-        print("free:", type(error).__name__, error, flush=True)
-print("refused", refused, flush=True)
+        call()
+        print(name, "was not refused")
+    except sp.DriverError as error:
+        print(name, "refused:", error)
+# Frees are harmless, and so is the end.
+pool.free_raw(pointer, stream=stream)
+block.close(stream)
+kept.close(stream)
+pool.trim()
+pool.close()
+debug.close()
+print("over")
 """
 
 
 def test_after_a_fault_of_the_device_calls_fail_clearly_and_the_process_ends(record_property: Record) -> None:
-    """R22: noticed at the next driver call, one clear error, and nothing crashes on the way out."""
-    done = python("-c", POISONED, record=record_property)
+    """R22: noticed at the next driver call, one clear error; frees are harmless, and nothing crashes on the way out."""
+    done = python("-c", f"TESTS = {str(TESTS)!r}\n{POISONED}", record=record_property)
     record_property("said", done.stdout + done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "refused 3" in done.stdout, done.stdout + done.stderr
+    first, *refused, last = done.stdout.splitlines()
+    assert (first, last) == ("the device is lost", "over"), done.stdout + done.stderr
+    assert [line.partition(" refused:")[0] for line in refused] == [
+        "allocate",
+        "allocate again",
+        "reserve",
+        "new pool",
+        "check",
+    ]
+    for line in refused:
+        assert "700" in line or "fault" in line or "illegal" in line.lower(), line

@@ -30,6 +30,7 @@ def test_devices_and_streams_are_cuda_core_objects(gpu: GpuScene) -> None:
         with sp.Pool(device) as pool:
             assert pool.driver.name == "cuda:0"
             assert not pool.driver.simulated
+            pool.allocate(1).close()
 
 
 def test_a_stream_is_the_same_however_it_is_named(gpu: GpuScene) -> None:
@@ -132,8 +133,10 @@ def test_per_thread_default_streams_of_two_threads_are_two_streams(gpu: GpuScene
 
 
 def test_the_per_thread_default_stream_cannot_be_registered(gpu: GpuScene) -> None:
+    pool = gpu.pool()
     with pytest.raises(sp.StreamError, match="per-thread"):
-        gpu.pool().register_stream(driver.PER_THREAD)
+        pool.register_stream(driver.PER_THREAD)
+    pool.allocate(1, stream=driver.PER_THREAD).close()
 
 
 def test_a_destroyed_streams_handle_names_a_new_stream(gpu: GpuScene) -> None:

@@ -81,14 +81,14 @@ Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const
   return Errc::ok;
 }
 
-Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure) {
+Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure, bool foreign) {
   handle = canonical(handle);
   ThreadCache& cache = thread_cache();
   if (cache.uid == uid_ && cache.handle == handle && cache.epoch == streams_.epoch() && !streams_.capture_known()) {
     *out = Named(static_cast<Heap*>(cache.heap), handle, false);
     return Errc::ok;
   }
-  const Errc errc = streams_.name(handle, out, failure);
+  const Errc errc = streams_.name(handle, out, failure, foreign || host_visible(kind_));
   if (errc != Errc::ok) return errc;
   if (out->stream().lasting) {
     counters();  // makes the cache this pool's
@@ -176,10 +176,12 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   if (!slot || static_cast<Slab*>(PageMap::Entry{record.container}.pointer())->heap != home)
     home->users.fetch_add(1, std::memory_order_relaxed);
   if (options_.debug.track || !request.tag.empty()) {
+    const double now = driver_->now();
+    std::lock_guard lock(extra_lock(&record));
     BlockExtra& extra = record.more();
     extra.serial = serial_.fetch_add(1, std::memory_order_relaxed) + 1;
     extra.allocated_thread = thread_id();
-    extra.allocated_time = driver_->now();
+    extra.allocated_time = now;
     extra.freed_thread = 0;
     extra.freed_time = 0;
     extra.freed_at = 0;

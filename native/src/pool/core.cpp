@@ -226,7 +226,12 @@ bool Core::record_context(std::uintptr_t event) {
   return driver_->capabilities().context_events && driver_->context_event_record(event).ok();
 }
 
-bool Core::done(std::uintptr_t event) { return driver_->event_query(event).ok(); }
+bool Core::done(std::uintptr_t event) {
+  const driver::Status status = driver_->event_query(event);
+  // Nothing on a lost device will ever be done: waits end at once.
+  if (status.code == driver::Code::lost) lost_.store(true, std::memory_order_release);
+  return status.ok();
+}
 bool Core::wait(std::uintptr_t stream, std::uintptr_t event) { return driver_->stream_wait_event(stream, event).ok(); }
 
 // -- streams -----------------------------------------------------------------------------------------------------------
@@ -276,10 +281,7 @@ Errc Core::reserve(Bytes bytes, Bytes* reserved, Failure* failure) {
 TrimResult Core::trim(Bytes keep) {
   TrimResult result;
   if (driver::ending() != driver::Ending::no) return result;
-  drain();
-  poll_all(true);
-  retire_idle_slabs();
-  promote();
+  settled();  // takes in all that is complete, the quarantine too
   result.released = give_back_idle(keep, options_.wait_timeout);
   const Stats now = stats();
   result.reserved = now.reserved;
@@ -309,7 +311,7 @@ void Core::let_go() {
     promote();
     if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
     if (pending_bytes() == 0 && (debugger_ == nullptr || debugger_->totals().quarantined_blocks == 0)) break;
-    if (driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) break;
+    if (lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) break;
     if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending()) fences_.record_context(streams_.states());
     driver_->pause(pause);
     pause = std::min(pause * 2, 2e-3);
@@ -354,7 +356,7 @@ Bytes Core::guards_of(const BlockRecord& record) const {
   return debugger_ == nullptr ? 0 : record.front + debugger_->back_bytes();
 }
 
-debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) const {
+debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
   debug::BlockFacts f;
   const std::uint32_t magic = BlockRecord::magic_of(record.word.load(std::memory_order_acquire));
   f.state = magic == static_cast<std::uint32_t>(Magic::live)          ? debug::BlockState::live
@@ -368,6 +370,7 @@ debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) con
   f.stream = record.home != nullptr ? record.home->stream.id : 0;
   f.allocated_at = record.stack;
   f.raw = (record.flags & kRawBlock) != 0;
+  std::lock_guard lock(extra_lock(&record));
   if (record.extra) {
     const BlockExtra& e = *record.extra;
     f.serial = e.serial;
@@ -427,7 +430,7 @@ void Core::mark_streams(double deadline) {
     poll_all(true);
     bool open = false;
     streams_.for_each([&](Heap& heap) { open = open || !heap.stream.idle(); });
-    if (!open || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) return;
+    if (!open || lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) return;
     driver_->pause(std::min(pause, std::max(0.0, deadline - driver_->now())));
     pause = std::min(pause * 2, 2e-3);
   }
@@ -442,6 +445,17 @@ CheckReport Core::check(double timeout) {
     report.errc = Errc::exiting;
     return report;
   }
+  // A fault on the device or a reset of its context is noticed here at the latest (R22).
+  Bytes free_bytes = 0, total_bytes = 0;
+  const driver::Status alive = driver_->mem_info(&free_bytes, &total_bytes);
+  if (alive.code == driver::Code::lost) {
+    lost_.store(true, std::memory_order_release);
+    report.errc = Errc::driver;
+    report.text = "device " + std::string(driver_->name()) + " is lost (" + driver::describe(alive) + "): the memory of pool '" + name_ +
+                  "' is gone with its context, and nothing of it could be checked. Freeing its blocks is harmless; start a new "
+                  "process, or make a new context and a new pool";
+    return report;
+  }
   drain();
   const double deadline = driver_->now() + timeout;
   deep_check_.store(true);
@@ -450,7 +464,12 @@ CheckReport Core::check(double timeout) {
     report.result = debugger_->check(std::max(0.0, deadline - driver_->now()), hooks_.interrupted);
   }
   deep_check_.store(false);
-  apply_release_threshold();
+  if (options_.release_threshold != 0) {
+    poll_all(true);
+    retire_idle_slabs();
+    promote();
+    apply_release_threshold(std::max(0.0, deadline - driver_->now()));
+  }
   return report;
 }
 
@@ -573,7 +592,10 @@ bool Core::work_done(void* cookie) {
 
 void Core::give_back(void* cookie) {
   BlockRecord& record = *static_cast<BlockRecord*>(cookie);
-  record.extra->marks = {};
+  {
+    std::lock_guard lock(extra_lock(&record));
+    record.extra->marks = {};
+  }
   const std::uint32_t generation = BlockRecord::generation_of(record.word.load(std::memory_order_acquire));
   record.move(generation, Magic::quarantined, Magic::freed);
   settle(&record, {});
@@ -617,7 +639,7 @@ void Core::pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::Bl
     const order::StreamState& home = record.home->stream;
     bool done = home.completed.load(std::memory_order_acquire) >= record.home->check_ticket;
     {
-      std::lock_guard lock(extra_lock(&record));
+      std::lock_guard extra(extra_lock(&record));
       if (record.extra)
         for (const order::StreamState* s : record.extra->recorded)
           done = done && s->completed.load(std::memory_order_acquire) >= Heap::of(const_cast<order::StreamState*>(s))->check_ticket;

@@ -96,6 +96,7 @@ struct TrimResult {
 struct CheckReport {
   debug::CheckResult result;
   Errc errc = Errc::ok;
+  std::string text;
 };
 
 // What the outside world lends the pool; all may be empty. None is called under a lock.
@@ -189,7 +190,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // alloc.cpp
   Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;
   Errc enter(Failure* failure) const;
-  Errc name_stream(driver::StreamHandle handle, Named* out, Failure* failure);
+  Errc name_stream(driver::StreamHandle handle, Named* out, Failure* failure, bool foreign = false);
   BlockRef hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found);
   bool find_own(Named& t, const Need& need, Found* found);
   bool take_slot(Heap& t, const Need& need, Found* found);
@@ -258,7 +259,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Bytes give_back_pieces(Bytes keep, double timeout);
   Bytes give_back_idle(Bytes keep, double piece_timeout);
   void forget_pages(const placement::Range& range);
-  void apply_release_threshold();
+  void apply_release_threshold(double piece_timeout);
   void let_go();
   bool settled();
   static void bury(Core* core);
@@ -268,7 +269,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Address address_of(const BlockRecord& record) const;
   Bytes gross_of(const BlockRecord& record) const;
   Bytes guards_of(const BlockRecord& record) const;
-  debug::BlockFacts facts_of(const BlockRecord& record, Address address) const;
+  debug::BlockFacts facts_of(const BlockRecord& record, Address address);
   observe::ThreadCounters& counters();
   std::mutex& extra_lock(const BlockRecord* record) { return extra_locks_[(reinterpret_cast<std::uintptr_t>(record) >> 6) % extra_locks_.size()]; }
   void count_path(Path path) { paths_[static_cast<std::size_t>(path)].fetch_add(1, std::memory_order_relaxed); }
@@ -298,6 +299,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   const std::uint64_t uid_;
   Hooks hooks_;
   std::atomic<bool> closed_{false};
+  std::atomic<bool> lost_{false};  // the device's context is gone for good
   bool buried_ = false;  // nobody holds it any more: no wait, no callback, no thread of its own
 
   StreamTable streams_;

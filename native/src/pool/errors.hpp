@@ -53,6 +53,7 @@ struct Failure {
   Errc code = Errc::ok;
   std::string text;
   std::unique_ptr<OomReport> oom;
+  bool lost = false;  // the device's context is gone for good
 
   Errc set(Errc errc, std::string message) {
     code = errc;

@@ -203,7 +203,12 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   if (request.stream.has_value()) {
     // Before the block changes: a stream that cannot be used must leave it live.
     const Errc errc = name_stream(*request.stream, &named, failure);
-    if (errc != Errc::ok) return errc;
+    if (errc != Errc::ok && !failure->lost) return errc;
+    if (failure->lost) {
+      // A free on a lost device is harmless (R22): the block is given up without its stream.
+      lost_.store(true, std::memory_order_release);
+      *failure = {};
+    }
   }
   std::shared_lock<std::shared_mutex> gate;
   if (debugger_ != nullptr) gate = std::shared_lock(live_gate_);
@@ -241,12 +246,16 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::St
     settle(&record, marks);
     return;
   }
-  BlockExtra& extra = record.more();
-  extra.freed_at = stack;
-  extra.freed_thread = thread_id();
-  extra.freed_time = driver_->now();
-  extra.inherited = {};
-  extra.marks = std::move(marks);
+  const double now = driver_->now();
+  {
+    std::lock_guard lock(extra_lock(&record));
+    BlockExtra& extra = record.more();
+    extra.freed_at = stack;
+    extra.freed_thread = thread_id();
+    extra.freed_time = now;
+    extra.inherited = {};
+    extra.marks = std::move(marks);
+  }
   debugger_->on_free({&record, facts_of(record, address)});
 }
 
@@ -469,7 +478,7 @@ Errc Core::record_stream(const BlockRef& block, driver::StreamHandle stream, Fai
   Errc errc = enter(failure);
   if (errc != Errc::ok && errc != Errc::closed) return errc;  // blocks outlive their pool
   Named named;
-  errc = name_stream(stream, &named, failure);
+  errc = name_stream(stream, &named, failure, true);
   if (errc != Errc::ok) return errc;
   BlockRecord& record = *block.record;
   std::lock_guard lock(extra_lock(&record));

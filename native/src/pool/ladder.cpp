@@ -246,7 +246,7 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
     }
     const bool more = pending_bytes() != 0 || (quarantine && debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0);
     const double now = driver_->now();
-    if (!more || now >= deadline) return Waited::nothing;
+    if (!more || lost_.load() || now >= deadline) return Waited::nothing;
     if (now >= next_interrupt_check) {
       if (hooks_.interrupted && hooks_.interrupted()) return Waited::interrupted;
       next_interrupt_check = now + 0.05;
@@ -263,6 +263,7 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
 Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure) {
   const auto done = [&] {
     count_path(found->path);
+    apply_release_threshold(0);
     return Errc::ok;
   };
   const double deadline = driver_->now() + options_.wait_timeout;

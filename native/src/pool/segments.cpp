@@ -176,14 +176,14 @@ bool Core::add_address_range(Bytes bytes, Status* status) {
 
 Core::Grown Core::grow_piece(Bytes bytes, Bytes alignment, Status* status) {
   Bytes size = 0;
-  // Driver pieces are aligned to 256 at least and to 2 MiB nowhere by promise.
-  const Bytes slack = alignment > placement::kExtentAlign ? alignment : placement::kExtentAlign;
+  // Driver pieces start at extents' own alignment at least (checked below); for more the run may lose up to that much.
+  const Bytes slack = alignment > placement::kExtentAlign ? alignment : 0;
   if (bytes > ~Bytes{0} - slack || !round_up_checked(bytes + slack, kPieceSize, &size))
     return *status = {Code::out_of_memory, 2, "mem_alloc"}, Grown::refused;
   if (!charge(size)) return *status = {}, Grown::limit;
   Address begin = 0;
   *status = driver_->mem_alloc(kind_, size, &begin);
-  if (status->ok() && (begin + size > placement::PageMap::kAddressLimit || begin % kMinAlignment != 0)) {
+  if (status->ok() && (begin + size > placement::PageMap::kAddressLimit || begin % placement::kExtentAlign != 0)) {
     driver_->mem_free(kind_, begin);
     *status = {Code::not_supported, 801, "mem_alloc"};
   }
@@ -358,12 +358,14 @@ Bytes Core::give_back_idle(Bytes keep, double piece_timeout) {
   return mapped + give_back_pieces(keep, piece_timeout);
 }
 
-void Core::apply_release_threshold() {
+// Pieces go back only where a wait of `piece_timeout` seconds is all right.
+void Core::apply_release_threshold(double piece_timeout) {
   if (options_.release_threshold == 0) return;
-  const observe::Totals t = bank_->totals();
-  const Bytes reserved = reserved_.load();
-  const Bytes busy = static_cast<Bytes>(t.gross);
-  if (reserved > busy + options_.release_threshold) give_back_mapped(busy + options_.release_threshold);
+  const Bytes busy = static_cast<Bytes>(bank_->totals().gross);
+  const Bytes keep = busy + options_.release_threshold;
+  if (reserved_.load() <= keep) return;
+  give_back_mapped(keep);
+  if (piece_timeout > 0 && reserved_.load() > keep) give_back_pieces(keep, piece_timeout);
 }
 
 }  // namespace streampool::pool

@@ -29,7 +29,24 @@ Heap* StreamTable::find_or_make(std::uint64_t id, bool count) {
   return entry;
 }
 
-Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
+Heap* StreamTable::find(std::uint64_t id, bool count) {
+  std::lock_guard lock(mutex_);
+  const auto it = by_id_.find(id);
+  if (it == by_id_.end()) return nullptr;
+  if (count) it->second->users.fetch_add(1, std::memory_order_acquire);
+  return it->second;
+}
+
+Errc StreamTable::refuse(StreamHandle handle, const driver::Status& status, Failure* failure) const {
+  failure->lost = status.code == Code::lost;
+  if (failure->lost)
+    return failure->set(Errc::driver, "device " + std::string(driver_.name()) + " is lost (" + driver::describe(status) +
+                                          "): its memory is gone with its context. Freeing blocks is harmless; start a new process, or make "
+                                          "a new context and a new pool");
+  return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
+}
+
+Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool foreign) {
   handle = canonical(handle);
   bool lasting = false;
   if (handle != driver::kPerThreadStream) {
@@ -49,8 +66,7 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
   driver::Status status = driver_.stream_is_capturing(handle, &capture);
   // 906 on the legacy stream: some blocking stream captures, not this one.
   const bool other_captures = driver::is_legacy(handle) && status.code == Code::capturing;
-  if (!status.ok() && !other_captures)
-    return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
+  if (!status.ok() && !other_captures) return refuse(handle, status, failure);
   if (capture.capturing) {
     constexpr double kSeenFor = 1.0;
     seen_until_.store(driver_.now() + kSeenFor, std::memory_order_release);
@@ -70,8 +86,7 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
   if (other_captures) return failure->set(Errc::capture, "the legacy default stream cannot be used while a blocking stream captures a graph");
   std::uint64_t id = 0;
   status = driver_.stream_id(handle, &id);
-  if (!status.ok())
-    return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
+  if (!status.ok()) return refuse(handle, status, failure);
   StreamHandle seen = handle;
   seen_handle_.compare_exchange_strong(seen, kNoHandle, std::memory_order_acq_rel);
   if (driver::is_legacy(handle)) {
@@ -85,7 +100,15 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
     *out = Named(heap, handle, false);
     return Errc::ok;
   }
-  *out = Named(find_or_make(id, true), handle, true);
+  Heap* heap = find(id, true);
+  if (heap == nullptr) {
+    bool ours = true;
+    status = driver_.stream_is_ours(handle, &ours);
+    if (!status.ok()) return refuse(handle, status, failure);
+    if (!ours && !foreign) return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " + std::string(driver_.name()));
+    heap = find_or_make(id, true);
+  }
+  *out = Named(heap, handle, true);
   return Errc::ok;
 }
 

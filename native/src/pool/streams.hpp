@@ -49,7 +49,8 @@ class StreamTable {
   explicit StreamTable(driver::Driver& driver);
 
   // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then its id.
-  Errc name(driver::StreamHandle handle, Named* out, Failure* failure);
+  // `foreign`: a peer device's stream will do.
+  Errc name(driver::StreamHandle handle, Named* out, Failure* failure, bool foreign = false);
   // Lasting streams. `forget` leaves a stream whose pending work the caller has just fenced.
   Errc register_stream(driver::StreamHandle handle, Named* out, Failure* failure);
   Errc forget_stream(driver::StreamHandle handle, Failure* failure);
@@ -84,6 +85,8 @@ class StreamTable {
 
  private:
   Heap* find_or_make(std::uint64_t id, bool count);
+  Heap* find(std::uint64_t id, bool count);
+  Errc refuse(driver::StreamHandle handle, const driver::Status& status, Failure* failure) const;
 
   driver::Driver& driver_;
   std::mutex mutex_;  // guards the maps; never held over a driver call

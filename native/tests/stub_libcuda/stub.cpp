@@ -328,6 +328,12 @@ cuda::Result cuStreamGetId(cuda::Stream stream, unsigned long long* out) {
   return cuda::kSuccess;
 }
 
+cuda::Result cuStreamGetCtx(cuda::Stream stream, cuda::Context* out) {
+  STUB_BEGIN("cuStreamGetCtx", stream);
+  *out = context_stack.empty() ? nullptr : context_stack.back();
+  return cuda::kSuccess;
+}
+
 cuda::Result cuStreamWaitEvent(cuda::Stream stream, cuda::Event, unsigned) {
   STUB_BEGIN("cuStreamWaitEvent", stream);
   return cuda::kSuccess;

@@ -111,6 +111,7 @@ static_assert(sizeof(MemAccessDesc) == 12);
   X(cuStreamGetCaptureInfo, 11030, optional,                                                                           \
     (Stream, int*, std::uint64_t*, Graph*, const void**, std::size_t*))                                                \
   X(cuStreamGetId, 12000, required, (Stream, unsigned long long*))                                                     \
+  X(cuStreamGetCtx, 9020, optional, (Stream, Context*))                                                                \
   X(cuStreamWaitEvent, 3020, required, (Stream, Event, unsigned))                                                      \
   X(cuEventCreate, 2000, required, (Event*, unsigned))                                                                 \
   X(cuEventDestroy, 4000, required, (Event))                                                                           \

@@ -231,6 +231,18 @@ Status CudaDriver::stream_id(StreamHandle stream, std::uint64_t* out) {
   });
 }
 
+Status CudaDriver::stream_is_ours(StreamHandle stream, bool* out) {
+  *out = true;
+  return run(Call::stream_is_ours, true, [&](const Api& api) {
+    // Where the driver cannot say, nobody is refused.
+    if (!api.cuStreamGetCtx) return kSuccess;
+    Context context = nullptr;
+    const Result result = api.cuStreamGetCtx(to_stream(stream), &context);
+    if (result == kSuccess) *out = context == session_.context;
+    return result;
+  });
+}
+
 Status CudaDriver::stream_create(StreamHandle* out) {
   *out = 0;
   return run(Call::stream_create, true, [&](const Api& api) {

@@ -43,6 +43,7 @@ class CudaDriver final : public Driver {
 
   Status stream_is_capturing(StreamHandle stream, CaptureState* out) override;
   Status stream_id(StreamHandle stream, std::uint64_t* out) override;
+  Status stream_is_ours(StreamHandle stream, bool* out) override;
   Status stream_create(StreamHandle* out) override;
   Status stream_destroy(StreamHandle stream) override;
   Status stream_wait_event(StreamHandle stream, EventHandle event) override;

@@ -76,6 +76,16 @@ Status SimDevice::stream_id(StreamHandle handle, std::uint64_t* out) {
   return {};
 }
 
+Status SimDevice::stream_is_ours(StreamHandle handle, bool* out) {
+  constexpr Call call = Call::stream_is_ours;
+  if (const Status status = enter(call); !status) return status;
+  const Lock lock(machine_->mutex);
+  const StreamPtr stream = machine_->find_stream(state_, handle, call);
+  if (!stream) return fail(call, Code::failed, kDeadHandle);
+  *out = stream->device == &state_;
+  return {};
+}
+
 Status SimDevice::stream_wait_event(StreamHandle handle, EventHandle event_handle) {
   constexpr Call call = Call::stream_wait_event;
   if (const Status status = enter(call); !status) return status;

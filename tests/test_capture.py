@@ -1,0 +1,235 @@
+"""R23: under a capture the pool refuses clearly, and no call of its makes a capture invalid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from scene import KIB, MIB, Scene, scene
+
+import streampool as sp
+
+MODES = pytest.mark.parametrize("mode", ["production", "debug"])
+KINDS = pytest.mark.parametrize("kind", ["device", "pinned", "managed"])
+SIZES = pytest.mark.parametrize("size", [0, 4 * KIB, 3 * MIB])
+
+
+@pytest.fixture
+def sc() -> Iterator[Scene]:
+    with scene() as here:
+        yield here
+
+
+def calls_on(pool: sp.Pool, stream: Any, block: sp.Buffer, pointer: int, size: int) -> list[Callable[[], object]]:
+    """Every call that names a stream."""
+    return [
+        lambda: pool.allocate(size, stream=stream),
+        lambda: pool.allocate_raw(size, stream=stream, alignment=4096),
+        lambda: block.close(stream),
+        lambda: pool.free_raw(pointer, stream=stream),
+        lambda: block.record_stream(stream),
+        lambda: pool.record_stream_raw(pointer, stream),
+        lambda: pool.register_stream(stream),
+    ]
+
+
+@KINDS
+@MODES
+@SIZES
+@pytest.mark.parametrize("found", ["by the check", "declared"])
+def test_a_capturing_stream_is_refused_by_every_call_and_its_capture_stays_valid(
+    sc: Scene, kind: str, mode: str, size: int, found: str
+) -> None:
+    """pytorch/pytorch#159594, NVIDIA/cuopt#1748: growth or recovery during capture invalidated it."""
+    pool = sc.pool(kind, mode)
+    s = sc.stream(pool, lasting=found == "declared")
+    other = sc.stream(pool)
+    block, pointer = pool.allocate(size, stream=other), pool.allocate_raw(size, stream=other)
+    if found == "declared":
+        pool.begin_capturing(s)
+    s.begin_capture()
+    sc.use(s, other_memory(sc, pool, other))
+    stats = pool.stats()
+    for call in calls_on(pool, s, block, pointer, size):
+        with pytest.raises(sp.CaptureError, match=r"captur.*still valid"):
+            call()
+        assert s.is_capturing
+    assert (pool.stats().in_use, pool.stats().live_blocks) == (stats.in_use, stats.live_blocks)
+    assert not block.is_closed
+    assert s.end_capture(), "nothing made it invalid"
+    if found == "declared":
+        pool.end_capturing(s)
+    # The control, pytorch/pytorch#175015: when the capture is over all goes on as usual.
+    for call in calls_on(pool, s, block, pointer, size):
+        if call is not None:
+            try:
+                call()
+            except (ValueError, sp.DoubleFreeError):
+                assert block.is_closed  # the calls after its free
+    assert pool.audit() == ""
+    sc.assert_no_race()
+
+
+def other_memory(sc: Scene, pool: sp.Pool, stream: Any) -> sp.Buffer:
+    """Give a block for captured work, which is never run."""
+    return pool.allocate(256, stream=stream)
+
+
+@MODES
+@pytest.mark.parametrize("how", ["declared", "seen", "undeclared, without context events"])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_work_of_the_pool_beside_a_capture_leaves_it_valid(mode: str, how: str, blocking: bool) -> None:
+    """pytorch/pytorch#159594: another thread's or stream's growth, trim, waits and errors while somebody captures."""
+    declared = how == "declared"
+    with scene(memory="96MiB") as sc:
+        recover = how != "undeclared, without context events"
+        pool = sc.pool(mode=mode, limit=64 * MIB, wait_timeout=0.01, quarantine_bytes=MIB, recover_stranded=recover)
+        captured = sc.device.create_stream(nonblocking=not blocking)
+        if declared:
+            pool.register_stream(captured)
+            old = pool.allocate(5 * MIB, stream=captured)
+            old.close(captured)  # a mark on the stream that captures
+        lasting, raw, gone = sc.stream(pool), sc.stream(), sc.stream()
+        legacy, per_thread = sc.device.default_stream, sc.device.per_thread_default_stream
+        before = [pool.allocate(2 * MIB, stream=stream) for stream in (lasting, raw, gone, legacy)]
+        if declared:
+            pool.begin_capturing(captured)
+        captured.begin_capture()
+        captured.launch(label="captured")
+        if how == "seen":
+            with pytest.raises(sp.CaptureError):
+                pool.allocate(1, stream=captured)
+
+        gone_block = before[2]
+        gone_block.close(gone)
+        gone.close()
+        for stream in (lasting, raw, per_thread):
+            for size in (1, 4 * KIB, 700 * KIB, 9 * MIB):
+                block = pool.allocate(size, stream=stream)
+                block.record_stream(lasting)
+                sc.use(stream, block)
+                block.record_event(stream.record())
+                block.close(stream)
+        work = sc.busy(lasting, before[0])
+        before[0].close(lasting)
+        with pytest.raises(sp.OutOfMemoryError):
+            pool.allocate(63 * MIB, stream=raw)
+        sc.open(work)
+        pool.trim()
+        pool.check(timeout=0.01)
+        pool.stats()
+        pool.reserve(20 * MIB)
+        pool.leaks()
+        before.pop()  # implicitly, on the legacy stream
+        pool.trim()
+        if not blocking:
+            pool.allocate(4 * KIB, stream=legacy).close(legacy)
+
+        assert captured.is_capturing
+        assert captured.end_capture(), "no call of the pool invalidates a capture"
+        if declared:
+            pool.end_capturing(captured)
+        assert pool.audit() == ""
+        sp.sim.settle()
+        pool.allocate(5 * MIB, stream=captured).close(captured)
+        sc.assert_no_race()
+
+
+@MODES
+@pytest.mark.parametrize("known", [True, False])
+def test_the_legacy_stream_beside_a_blocking_capture_is_refused_or_served_but_never_breaks_it(
+    sc: Scene, mode: str, known: bool
+) -> None:
+    """A call on the legacy stream while a blocking stream captures is 906, and an implicit dependency is a lost capture."""
+    pool = sc.pool(mode=mode)
+    legacy = sc.device.default_stream
+    if known:  # the pool knows the legacy stream before
+        pool.allocate(4 * KIB, stream=legacy).close(legacy)
+    blocking = sc.device.create_stream(nonblocking=False)
+    blocking.begin_capture()
+    for size in (4 * KIB, 3 * MIB):
+        try:
+            block = pool.allocate(size, stream=legacy)
+        except sp.CaptureError as error:
+            assert "legacy default stream" in str(error) or "captur" in str(error)
+        else:
+            block.close(legacy)
+    pool.trim()
+    pool.check(timeout=0)
+    assert blocking.end_capture()
+    pool.allocate(4 * KIB, stream=legacy).close(legacy)
+    assert pool.audit() == ""
+
+
+@MODES
+def test_a_stream_that_joined_a_capture_is_refused_as_the_one_that_began_it(sc: Scene, mode: str) -> None:
+    pool = sc.pool(mode=mode)
+    s, joined = sc.stream(), sc.stream()
+    lasting = sc.stream(pool)
+    with pool.capturing(s):
+        s.begin_capture()
+        joined.wait(s.record())
+        lasting.wait(s.record())
+        for stream in (joined, lasting):
+            with pytest.raises(sp.CaptureError):
+                pool.allocate(4 * KIB, stream=stream)
+        s.wait(joined.record())
+        s.wait(lasting.record())
+        assert s.end_capture()
+    for stream in (s, joined, lasting):
+        pool.allocate(4 * KIB, stream=stream).close(stream)
+    assert pool.audit() == ""
+
+
+def test_an_event_that_a_capture_recorded_is_refused_and_the_capture_stays_valid(sc: Scene) -> None:
+    pool = sc.pool()
+    s, t = sc.stream(), sc.stream(pool)
+    block = pool.allocate(4 * KIB, stream=t)
+    with pool.capturing(s):
+        s.begin_capture()
+        event = s.record()
+        with pytest.raises(sp.CaptureError, match="captur"):
+            block.record_event(event)
+        still_valid = s.end_capture()
+    block.close(t)
+    assert pool.audit() == ""
+    assert still_valid
+
+
+@MODES
+def test_memory_marked_before_a_capture_waits_for_its_end_and_is_then_reused(mode: str) -> None:
+    with scene() as sc:
+        pool = sc.pool(mode=mode, limit=8 * MIB, wait_timeout=0.01, quarantine_bytes=0)
+        s, t = sc.stream(pool), sc.stream(pool)
+        block = pool.allocate(5 * MIB, stream=s)
+        work = sc.busy(s, block)
+        block.close(s)
+        with pool.capturing(s):
+            s.begin_capture()
+            with pytest.raises(sp.OutOfMemoryError) as caught:
+                pool.allocate(4 * MIB, stream=t)  # needs it, and may neither fence nor wait for a stream that captures
+            assert caught.value.fields["reason"] in ("pending", "capture")
+            assert s.end_capture()
+        sc.open(work)
+        again = pool.allocate(4 * MIB, stream=t)
+        sc.use(t, again)
+        sp.sim.settle()
+        sc.assert_no_race()
+
+
+def test_an_undeclared_capture_that_ended_is_forgotten(sc: Scene) -> None:
+    """pytorch/pytorch#175015: a pool wrongly stayed in its mode for captures."""
+    pool = sc.pool()
+    raw, lasting = sc.stream(), sc.stream(pool)
+    raw.begin_capture()
+    with pytest.raises(sp.CaptureError):
+        pool.allocate(1, stream=raw)
+    assert raw.end_capture()
+    pool.allocate(1, stream=raw).close(raw)
+    pool.free_raw(pool.allocate_raw(1, stream=lasting), stream=lasting)
+    calls = sc.device.calls()
+    for _ in range(100):
+        pool.free_raw(pool.allocate_raw(1, stream=lasting), stream=lasting)
+    assert sc.device.calls() == calls, "lasting streams are fast again: no driver call at all"
+    assert pool.stats().context_events == 0
