@@ -64,7 +64,7 @@ test-slow: $(BUILT)  ## the longer tests, which CI runs
 	HYPOTHESIS_PROFILE=ci $(PY) -m pytest -n $(JOBS) --dist loadgroup -m "slow and not gpu" $(ARGS)
 
 test-gpu: $(BUILT)  ## the GPU suite; its report goes to REPORT=folder. A skipped gpu test is a failure
-	PYTHONPATH="$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" \
+	CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH="$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" \
 	  $(PY) -m pytest -p gpu_report --gpu-report "$(REPORT)" -m gpu $(ARGS)
 
 build: $(BUILT)

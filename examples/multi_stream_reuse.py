@@ -16,7 +16,7 @@ from typing import Any
 
 import streampool as sp
 
-SIZE = 16 << 20  # bytes
+SIZE = 64 << 20  # bytes
 ROUNDS = 200  # copies that keep a GPU busy for a few milliseconds
 
 

@@ -128,7 +128,7 @@ Status Core::map_memory(Address begin, Bytes bytes, std::vector<Segment::Handle>
     }
     handles->clear();
   };
-  const Bytes share = std::bit_floor(std::max<Bytes>(reserved_.load(std::memory_order_relaxed) / kHandleShare, 1));
+  const Bytes share = std::bit_floor(std::max<Bytes>({reserved_.load(std::memory_order_relaxed) / kHandleShare, bytes / kHandleCount, 1}));
   const Bytes handle_size = std::clamp(share, driver_->capabilities().granularity, std::max(kLargestHandle, driver_->capabilities().granularity));
   for (Bytes done = 0; done < bytes;) {
     Segment::Handle h;

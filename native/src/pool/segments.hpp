@@ -20,9 +20,11 @@ struct Segment {
   std::map<Address, Handle> handles; // mapped only
 };
 
-// A handle is given back only whole, and costs by count: large growth is cut into handles, each at most this part of what
-// the pool holds, and never larger than kLargestHandle. The last one is as small as it must be.
+// A handle is given back only whole, and costs by count: growth is cut into handles, each at most this part of what the pool
+// holds, or this part of the growth itself where that is more, and never larger than kLargestHandle. The last one is as small
+// as it must be.
 inline constexpr Bytes kHandleShare = 128;
+inline constexpr Bytes kHandleCount = 16;
 inline constexpr Bytes kLargestHandle = 32 * kMiB;
 // Growth tolerates one part in so many of idle memory beside the live blocks before it moves idle memory instead.
 inline constexpr Bytes kIdleSlack = 16;
