@@ -1015,6 +1015,52 @@ STREAMPOOL_TEST("a thousand streams that come and go leave a bounded table and b
   scene.audit();
 }
 
+STREAMPOOL_TEST("a thousand streams that come and go with blocks of no bytes leave a bounded table behind") {
+  PoolScene scene;
+  for (int i = 0; i < 1000; ++i) {
+    const StreamHandle s = scene.stream();
+    scene.free(scene.alloc(0, s), s);
+    CHECK(scene.device->stream_destroy(s));
+    CHECK(sim::settle());
+  }
+  CHECK(scene.core->stats().streams <= 200);
+  scene.audit();
+}
+
+STREAMPOOL_TEST("a stream that is swept away leaves no event behind") {
+  Options options = steady();
+  options.limit = kLarge;
+  options.wait = false;
+  PoolScene scene(options);
+  const StreamHandle s = scene.stream(), t = scene.lasting();
+  const BlockRef block = scene.alloc(kLarge, s);
+  const auto gate = scene.gated(s);
+  scene.free(block, s);  // fenced in the call
+  // While t waits for it, the work ends; the question after that fence fails, and a context event says that all is done.
+  scene.core->hooks().interrupted = [&] {
+    gate->open();
+    CHECK(sim::settle());
+    scene.device->fail_call(Call::event_query, 1, 1, Code::failed);
+    return false;
+  };
+  const BlockRef again = scene.alloc(kLarge, t);
+  CHECK_EQ(again.address, block.address);
+  scene.core->hooks().interrupted = nullptr;
+  scene.device->clear_failures();
+  CHECK(scene.device->stream_destroy(s));
+  scene.free(again, t);
+  for (int i = 0; i < 200; ++i) {
+    const StreamHandle brief = scene.stream();
+    scene.free(scene.alloc(256, brief), brief);
+    CHECK(scene.device->stream_destroy(brief));
+    CHECK(sim::settle());
+  }
+  CHECK(scene.core->stats().streams < 150);
+  scene.core->close();
+  scene.core.reset();
+  CHECK_EQ(scene.device->live_events(), std::uint64_t{0});
+}
+
 STREAMPOOL_TEST("a forgotten stream may be destroyed, and its memory comes back without its handle being touched") {
   Options options = steady();
   options.limit = kLarge;

@@ -264,9 +264,10 @@ void stress(Stress& all) {
   for (int i = 0; i < kThreads; ++i) workers.push_back(std::make_unique<Worker>(all, i));
   std::vector<std::thread> threads;
   for (const auto& worker : workers) threads.emplace_back([&worker] { worker->run(); });
-  // Gates open a little later than they were shut, always.
-  threads.emplace_back([&all] {
-    while (!all.stop.load()) {
+  // Gates open a little later than they were shut, as long as anybody may wait for one.
+  std::atomic<bool> joined{false};
+  std::thread opener([&] {
+    while (!joined.load()) {
       std::vector<std::shared_ptr<sim::Gate>> open;
       {
         std::lock_guard lock(all.mutex);
@@ -293,6 +294,8 @@ void stress(Stress& all) {
   while (!all.stop.load() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   all.stop = true;
   for (std::thread& thread : threads) thread.join();
+  joined = true;
+  opener.join();
   for (const auto& gate : all.gates) gate->open();
   if (!all.error.empty()) testing::fail(__FILE__, __LINE__, all.error);
 

@@ -1,0 +1,146 @@
+// The pool's side of debug mode: checks on demand, and what the debugger asks of its Host.
+#include <algorithm>
+
+#include "core.hpp"
+
+namespace streampool::pool {
+
+using placement::Extent;
+using placement::PageMap;
+
+// Puts a mark on every stream that has live blocks, and waits a bounded time for them: live blocks on a stream whose mark is
+// still open may have pending work, so their guards are not judged.
+void Core::mark_streams(double deadline) {
+  bool stranded = false;
+  streams_.for_each([&](Heap& heap) {
+    heap.stream.lock.lock();
+    heap.check_ticket = heap.stream.take_ticket();
+    heap.stream.lock.unlock();
+    stranded = stranded || !heap.stream.lasting || (heap.stream.legacy && !options_.legacy_fences);
+  });
+  if (stranded && options_.recover_stranded && !streams_.capture_known()) fences_.record_context(streams_.states());
+  double pause = 20e-6;
+  for (;;) {
+    poll_all(true);
+    bool open = false;
+    streams_.for_each([&](Heap& heap) { open = open || !heap.stream.idle(); });
+    if (!open || lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) return;
+    driver_->pause(std::min(pause, std::max(0.0, deadline - driver_->now())));
+    pause = std::min(pause * 2, 2e-3);
+  }
+}
+
+std::vector<debug::Fault> Core::take_faults() { return debugger_ != nullptr ? debugger_->take_faults() : std::vector<debug::Fault>{}; }
+debug::Totals Core::debug_totals() const { return debugger_ != nullptr ? debugger_->totals() : debug::Totals{}; }
+
+CheckReport Core::check(double timeout) {
+  CheckReport report;
+  if (driver::ending() != driver::Ending::no) {
+    report.errc = Errc::exiting;
+    return report;
+  }
+  // A fault on the device or a reset of its context is noticed here at the latest (R22).
+  Bytes free_bytes = 0, total_bytes = 0;
+  const driver::Status alive = driver_->mem_info(&free_bytes, &total_bytes);
+  if (alive.code == driver::Code::lost) {
+    lost_.store(true, std::memory_order_release);
+    report.errc = Errc::driver;
+    report.text = "device " + std::string(driver_->name()) + " is lost (" + driver::describe(alive) + "): the memory of pool '" + name_ +
+                  "' is gone with its context, and nothing of it could be checked. Freeing its blocks is harmless; start a new "
+                  "process, or make a new context and a new pool";
+    return report;
+  }
+  drain();
+  const double deadline = driver_->now() + timeout;
+  deep_check_.store(true);
+  if (debugger_ != nullptr) {
+    mark_streams(deadline);
+    report.result = debugger_->check(std::max(0.0, deadline - driver_->now()), hooks_.interrupted);
+  }
+  deep_check_.store(false);
+  if (options_.release_threshold != 0) {
+    poll_all(true);
+    retire_idle_slabs();
+    promote();
+    apply_release_threshold(std::max(0.0, deadline - driver_->now()));
+  }
+  return report;
+}
+
+bool Core::work_done(void* cookie) {
+  const BlockRecord& record = *static_cast<BlockRecord*>(cookie);
+  bool done = true;
+  for (const order::Mark& mark : record.extra->marks) {
+    if (order::complete(mark)) continue;
+    // The debugger asks: a lasting stream may be fenced for it, the legacy one only when somebody waits for the answer.
+    poll_stream(*Heap::of(mark.stream), deep_check_.load(std::memory_order_relaxed));
+    done = done && order::complete(mark);
+  }
+  if (!done && fences_.context_pending()) {
+    fences_.poll_context();
+    done = record.extra->marks.all_complete();
+  }
+  return done;
+}
+
+void Core::give_back(void* cookie) {
+  BlockRecord& record = *static_cast<BlockRecord*>(cookie);
+  {
+    std::lock_guard lock(extra_lock(&record));
+    record.extra->marks = {};
+  }
+  const std::uint32_t generation = BlockRecord::generation_of(record.word.load(std::memory_order_acquire));
+  record.move(generation, Magic::quarantined, Magic::freed);
+  settle(&record, {});
+}
+
+void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below, std::optional<debug::BlockFacts>* above) {
+  const PageMap::Entry entry = PageMap::find(begin);
+  if (entry && entry.tag() == PageMap::Tag::slab) {
+    const Slab* slab = static_cast<Slab*>(entry.pointer());
+    const unsigned slot = slab->slot_of(begin);
+    const auto at = [&](unsigned n) -> std::optional<debug::BlockFacts> {
+      const BlockRecord& r = slab->records[n];
+      if (r.is(Magic::fresh)) return std::nullopt;
+      return facts_of(r, slab->slot_begin(n) + r.front);
+    };
+    if (slot > 0) *below = at(slot - 1);
+    if (slot + 1 < slab->stack.slots) *above = at(slot + 1);
+    return;
+  }
+  std::lock_guard lock(extent_lock_);
+  const placement::Range* range = extents_.range_of(begin);
+  if (range == nullptr) return;
+  const Extent* e = range->first;
+  while (e != nullptr && e->end() <= begin) e = e->next;
+  const auto at = [&](const Extent* x) -> std::optional<debug::BlockFacts> {
+    if (x == nullptr || x->state != placement::ExtentState::taken || x->note == nullptr) return std::nullopt;
+    const PageMap::Entry holder{reinterpret_cast<std::uintptr_t>(x->note)};
+    if (holder.tag() != PageMap::Tag::large) return std::nullopt;
+    const LargeBlock* block = static_cast<LargeBlock*>(holder.pointer());
+    return facts_of(block->record, block->begin + block->record.front);
+  };
+  if (e == nullptr) return;
+  *below = at(e->prev);
+  while (e != nullptr && e->begin < begin + size) e = e->next;
+  *above = at(e);
+}
+
+void Core::pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) {
+  live_gate_.lock();
+  for_each_live([&](BlockRecord& record) {
+    const order::StreamState& home = record.home->stream;
+    bool done = home.completed.load(std::memory_order_acquire) >= record.home->check_ticket;
+    {
+      std::lock_guard extra(extra_lock(&record));
+      if (record.extra)
+        for (const order::StreamState* s : record.extra->recorded)
+          done = done && s->completed.load(std::memory_order_acquire) >= Heap::of(const_cast<order::StreamState*>(s))->check_ticket;
+    }
+    (done ? ready : busy)->push_back(facts_of(record, address_of(record)));
+  });
+}
+
+void Core::unpin_live() { live_gate_.unlock(); }
+
+}  // namespace streampool::pool

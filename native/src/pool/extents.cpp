@@ -1,0 +1,133 @@
+// Extents: the best fit among a stream's own and nobody's, runs of both, and the records of large blocks.
+#include <algorithm>
+
+#include "core.hpp"
+
+namespace streampool::pool {
+
+using order::Ticket;
+using placement::Extent;
+using placement::ExtentState;
+using placement::PageMap;
+
+// Under the extent lock. An old entry that is written over belonged to freed memory: its holder becomes a spare.
+void Core::claim_pages(Address begin, Bytes bytes, void* pointer, PageMap::Tag tag) {
+  constexpr Bytes kPage = Bytes{1} << PageMap::kPageBits;
+  for (Address page = round_down(begin, kPage); page < begin + bytes; page += kPage) {
+    const PageMap::Entry old = PageMap::find(page);
+    if (!old || old.pointer() == pointer) continue;
+    if (old.tag() == PageMap::Tag::slab) {
+      Slab* slab = static_cast<Slab*>(old.pointer());
+      if (slab->core != this) continue;  // cannot be: ranges take their entries with them
+      if (--slab->pages == 0 && slab->retired) spare_slabs_[slab->cls].push_back(slab);
+    } else if (LargeBlock* block = static_cast<LargeBlock*>(old.pointer()); block->core == this) {
+      spare_large_.push_back(block);
+    }
+  }
+  PageMap::set(begin, bytes, pointer, tag);
+  if (tag == PageMap::Tag::slab) static_cast<Slab*>(pointer)->pages = static_cast<std::uint32_t>(bytes / kPage);
+}
+
+// Under the extent lock: the better of the best fits among T's own extents and those of nobody. `own` is the ticket of T that
+// may still be touching it, 0 if none.
+Extent* Core::grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* own, Path* path) {
+  Extent* mine = strict ? nullptr : t.extents.best_fit(bytes, alignment);
+  Extent* free = common_.best_fit(bytes, alignment);
+  Extent* best = mine != nullptr && (free == nullptr || mine->size <= free->size) ? mine : free;
+  if (best == nullptr) {
+    *path = Path::own;
+    return grab_run(t, bytes, alignment, strict, own);
+  }
+  *own = best == mine ? best->stamp : 0;
+  *path = best == mine ? Path::own : Path::fresh;
+  return extents_.carve(best, round_up(best->begin, alignment), bytes, ExtentState::taken);
+}
+
+// Under the extent lock: neighbouring extents of T and of nobody, together large enough. They did not merge, so that
+// nobody's memory stays everybody's; T may use them as one.
+Extent* Core::grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* own) {
+  if (strict || t.extents.empty() || common_.empty()) return nullptr;
+  const auto usable = [&](const Extent* e) { return e != nullptr && (e->index == &t.extents || e->index == &common_); };
+  Extent* best_first = nullptr;
+  Bytes best_size = ~Bytes{0};
+  t.extents.for_each([&](Extent* e) {
+    Extent* first = e;
+    while (usable(first->prev)) first = first->prev;
+    Extent* last = e;
+    while (usable(last->next)) last = last->next;
+    if (first == last) return;
+    const Bytes size = last->end() - first->begin;
+    const Address at = round_up(first->begin, alignment);
+    if (at + bytes <= last->end() && size < best_size) {
+      best_size = size;
+      best_first = first;
+    }
+  });
+  if (best_first == nullptr) return nullptr;
+
+  const Address at = round_up(best_first->begin, alignment);
+  *own = 0;
+  // Skip whole extents before `at`, then hold piece by piece up to the last byte needed; what sticks out keeps its owner.
+  Extent* e = best_first;
+  while (e->end() <= at) e = e->next;
+  Extent* first = nullptr;
+  Extent* last = nullptr;
+  for (Address from = at; from < at + bytes;) {
+    const Bytes part = std::min(e->end(), at + bytes) - from;
+    if (e->index == &t.extents) *own = std::max(*own, e->stamp);
+    Extent* piece = extents_.carve(e, from, part, ExtentState::busy);
+    if (first == nullptr) first = piece;
+    last = piece;
+    from += part;
+    e = piece->next;
+  }
+  Extent* whole = extents_.join(first, last);
+  extents_.set_state(whole, ExtentState::taken);
+  return whole;
+}
+
+bool Core::take_extent(Heap& t, const Need& need, Found* found) {
+  std::lock_guard lock(extent_lock_);
+  Ticket own = 0;
+  Path path = Path::own;
+  Extent* extent = grab(t, need.bytes, need.alignment, need.strict, &own, &path);
+  if (extent == nullptr) return false;
+  order::MarkSet inherited;
+  if (own > t.stream.completed.load(std::memory_order_acquire)) inherited.add({&t.stream, own});
+  fill_large(extent, inherited, need, path, found);
+  return true;
+}
+
+// Under the extent lock.
+void Core::fill_large(Extent* extent, const order::MarkSet& inherited, const Need& need, Path path, Found* found) {
+  LargeBlock* block = nullptr;
+  // The page's own record first: it may still name the block that was freed here.
+  const PageMap::Entry entry = PageMap::find(extent->begin + need.front);
+  if (entry && entry.tag() == PageMap::Tag::large && static_cast<LargeBlock*>(entry.pointer())->core == this) {
+    block = static_cast<LargeBlock*>(entry.pointer());
+  } else {
+    if (!spare_large_.empty()) {
+      block = spare_large_.back();
+      spare_large_.pop_back();
+    } else {
+      large_.push_back(std::make_unique<LargeBlock>());
+      block = large_.back().get();
+      block->core = this;
+      block->record.container = reinterpret_cast<std::uintptr_t>(block) | static_cast<std::uintptr_t>(PageMap::Tag::large);
+    }
+    block->page = extent->begin + need.front;
+    claim_pages(block->page, 1, block, PageMap::Tag::large);
+  }
+  block->extent = extent;
+  block->begin = extent->begin;
+  block->bytes = extent->size;
+  block->page = extent->begin + need.front;
+  extent->note = reinterpret_cast<void*>(block->record.container);
+  if (!inherited.empty() || block->record.extra) block->record.more().inherited = inherited;
+  found->record = &block->record;
+  found->begin = extent->begin;
+  found->bytes = extent->size;
+  found->path = path;
+}
+
+}  // namespace streampool::pool

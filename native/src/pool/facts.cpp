@@ -1,0 +1,84 @@
+// What the pool says of a block: addresses, sizes, facts; and which blocks are live.
+#include "core.hpp"
+
+namespace streampool::pool {
+
+using placement::PageMap;
+
+Address Core::address_of(const BlockRecord& record) const {
+  const PageMap::Entry container{record.container};
+  if (container.tag() == PageMap::Tag::large) return static_cast<LargeBlock*>(container.pointer())->begin + record.front;
+  const Slab* slab = static_cast<Slab*>(container.pointer());
+  return slab->slot_begin(slab->number_of(&record)) + record.front;
+}
+
+Bytes Core::gross_of(const BlockRecord& record) const {
+  const PageMap::Entry container{record.container};
+  if (container.tag() == PageMap::Tag::large) return static_cast<LargeBlock*>(container.pointer())->bytes;
+  const Slab* slab = static_cast<Slab*>(container.pointer());
+  return slab->cls == kZeroClass ? 0 : slab->slot_bytes;
+}
+
+Bytes Core::guards_of(const BlockRecord& record) const {
+  return debugger_ == nullptr ? 0 : record.front + debugger_->back_bytes();
+}
+
+debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
+  debug::BlockFacts f;
+  const std::uint32_t magic = BlockRecord::magic_of(record.word.load(std::memory_order_acquire));
+  f.state = magic == static_cast<std::uint32_t>(Magic::live)          ? debug::BlockState::live
+            : magic == static_cast<std::uint32_t>(Magic::released)    ? debug::BlockState::released
+            : magic == static_cast<std::uint32_t>(Magic::quarantined) ? debug::BlockState::quarantined
+                                                                      : debug::BlockState::freed;
+  f.address = address;
+  f.size = record.size;
+  f.begin = address - record.front;
+  f.reserved = gross_of(record);
+  f.stream = record.home != nullptr ? record.home->stream.id : 0;
+  f.allocated_at = record.stack;
+  f.raw = (record.flags & kRawBlock) != 0;
+  std::lock_guard lock(extra_lock(&record));
+  if (record.extra) {
+    const BlockExtra& e = *record.extra;
+    f.serial = e.serial;
+    f.allocated_thread = e.allocated_thread;
+    f.freed_thread = e.freed_thread;
+    f.allocated_time = e.allocated_time;
+    f.freed_time = e.freed_time;
+    f.freed_at = e.freed_at;
+    f.tag = e.tag;
+  }
+  return f;
+}
+
+// Blocks as they are now; those that come or go meanwhile may be missing or seen.
+void Core::for_each_live(const std::function<void(BlockRecord&)>& function) {
+  std::vector<Slab*> slabs;
+  std::vector<LargeBlock*> large;
+  {
+    std::lock_guard lock(extent_lock_);
+    for (const auto& s : slabs_)
+      if (s->base != 0 && !s->retired) slabs.push_back(s.get());
+    for (const auto& b : large_) large.push_back(b.get());
+  }
+  for (Slab* slab : slabs)
+    for (unsigned i = 0; i < slab->stack.slots; ++i)
+      if (slab->records[i].is(Magic::live)) function(slab->records[i]);
+  for (LargeBlock* block : large)
+    if (block->record.is(Magic::live)) function(block->record);
+}
+
+std::vector<debug::BlockFacts> Core::live_blocks() {
+  drain();
+  std::vector<debug::BlockFacts> blocks;
+  for_each_live([&](BlockRecord& record) { blocks.push_back(facts_of(record, address_of(record))); });
+  return blocks;
+}
+
+std::optional<debug::BlockFacts> Core::facts(const BlockRef& block) {
+  const std::uint64_t word = block.record->word.load(std::memory_order_acquire);
+  if (BlockRecord::generation_of(word) != block.generation) return std::nullopt;
+  return facts_of(*block.record, block.address);
+}
+
+}  // namespace streampool::pool

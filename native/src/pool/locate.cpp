@@ -1,0 +1,175 @@
+// From an address to its block, and what else an address may be: misuse is named, and changes nothing (R8).
+#include <algorithm>
+
+#include "core.hpp"
+
+namespace streampool::pool {
+
+using placement::PageMap;
+
+namespace {
+
+debug::FaultKind fault_of(Errc errc) {
+  switch (errc) {
+    case Errc::double_free: return debug::FaultKind::double_free;
+    case Errc::interior_free: return debug::FaultKind::interior_free;
+    case Errc::wrong_pool: return debug::FaultKind::wrong_pool_free;
+    case Errc::trampled_record: return debug::FaultKind::trampled_record;
+    default: return debug::FaultKind::foreign_free;
+  }
+}
+
+}  // namespace
+
+// The live large block of any pool that holds `address`; `in_pool`: some pool owns the address. The page map has the start
+// of a block only, so this looks page by page towards lower addresses: for interior addresses and errors, not for frees.
+LargeBlock* Core::covering(Address address, bool* in_pool) {
+  constexpr Bytes kPage = Bytes{1} << PageMap::kPageBits;
+  for (const auto& other : all()) {
+    std::lock_guard lock(other->extent_lock_);
+    const placement::Range* range = other->extents_.range_of(address);
+    if (range == nullptr) continue;
+    *in_pool = true;
+    for (Address page = round_down(address, kPage) + (kPage - 1); page >= range->begin; page -= kPage) {
+      const PageMap::Entry e = PageMap::find(page);
+      if (!e) continue;
+      if (e.tag() == PageMap::Tag::slab) {
+        if (static_cast<Slab*>(e.pointer())->retired) continue;
+        return nullptr;
+      }
+      LargeBlock* block = static_cast<LargeBlock*>(e.pointer());
+      if (block->extent == nullptr || block->begin > address) continue;  // freed, or it starts behind us in the same page
+      return address < block->begin + block->bytes ? block : nullptr;
+    }
+    return nullptr;
+  }
+  return nullptr;
+}
+
+// Finds the block that starts at `address`, in whatever state it is. Anything else is an error that names what is there, and
+// for a free a fault too.
+Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free) {
+  const auto misuse = [&](Errc errc, std::string text, const BlockRecord* record, Address at) {
+    if (debugger_ != nullptr && is_free) {
+      debug::Fault fault;
+      fault.kind = fault_of(errc);
+      fault.address = fault.last = address;
+      fault.at = stack;
+      fault.note = text;
+      if (record != nullptr) fault.block = facts_of(*record, at);
+      debugger_->report(std::move(fault));
+    }
+    return failure->set(errc, std::move(text));
+  };
+
+  PageMap::Entry entry = PageMap::find(address);
+  BlockRecord* record = nullptr;
+  Address begin = 0;
+  Bytes bytes = 0;
+  Core* core = nullptr;
+  // What the entry says may be history: a larger block can have grown over the page since.
+  const bool history = !entry || (entry.tag() == PageMap::Tag::slab ? static_cast<Slab*>(entry.pointer())->retired
+                                                                    : static_cast<LargeBlock*>(entry.pointer())->page != address);
+  bool in_pool = false;
+  if (history)
+    if (LargeBlock* block = covering(address, &in_pool))
+      entry.word = reinterpret_cast<std::uintptr_t>(block) | static_cast<std::uintptr_t>(PageMap::Tag::large);
+  if (entry && entry.tag() == PageMap::Tag::slab) {
+    Slab* slab = static_cast<Slab*>(entry.pointer());
+    core = slab->core;
+    const unsigned slot = slab->slot_of(address);
+    if (slot < slab->stack.slots) {
+      record = &slab->records[slot];
+      begin = slab->slot_begin(slot);
+      bytes = slab->slot_bytes;
+    }
+  } else if (entry) {
+    LargeBlock* block = static_cast<LargeBlock*>(entry.pointer());
+    core = block->core;
+    record = &block->record;
+    begin = block->begin;
+    bytes = block->bytes;
+    if (address < begin || address >= begin + bytes) record = nullptr;
+  }
+  if (record == nullptr && in_pool)
+    return misuse(Errc::foreign_free, hex(address) + " is not a block: it lies in free memory of a pool", nullptr, 0);
+  if (record == nullptr)
+    return misuse(Errc::foreign_free,
+                  hex(address) + " was not allocated from this or any other pool of the process; free it where it came from", nullptr,
+                  0);
+  const std::uint64_t word = record->word.load(std::memory_order_acquire);
+  if (!is_magic(BlockRecord::magic_of(word)))
+    return misuse(Errc::trampled_record,
+                  "the record of the block at " + hex(address) + " was overwritten in host memory (state word " + hex(word) +
+                      "); nothing was freed. A stray host write is the likely cause",
+                  nullptr, 0);
+  const Address user = begin + record->front;
+  if (core != this)
+    return misuse(Errc::wrong_pool,
+                  "the block at " + hex(user) + " belongs to pool '" + core->name() + "' (" + std::string(kind_name(core->kind())) +
+                      " memory of " + std::string(core->driver_->name()) + "), not to pool '" + name_ + "'",
+                  nullptr, 0);
+  if (user != address) {
+    const bool live = record->is(Magic::live) || record->is(Magic::released);
+    return misuse(Errc::interior_free,
+                  hex(address) + " is not the start of a block: it lies " +
+                      (address >= user ? std::to_string(address - user) + " bytes into" : std::to_string(user - address) + " bytes before") +
+                      " the " + (live ? "" : "freed ") + "block of " + std::to_string(record->size) + " bytes at " + hex(user),
+                  record, user);
+  }
+  *out = BlockRef{address, record, BlockRecord::generation_of(word)};
+  return Errc::ok;
+}
+
+// The block is not live: say what it is instead.
+Errc Core::not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack, bool is_free) {
+  const BlockRecord& record = *block.record;
+  if (!is_magic(BlockRecord::magic_of(word)))
+    return failure->set(Errc::trampled_record, "the record of the block at " + hex(block.address) +
+                                                   " was overwritten in host memory; nothing was freed");
+  // With another generation the record speaks of the new owner, who has nothing to do with this.
+  const bool reused = BlockRecord::generation_of(word) != block.generation;
+  std::string text = reused ? "the block" : "the block of " + std::to_string(record.size) + " bytes";
+  text += " at " + hex(block.address) + " of pool '" + name_ + "' ";
+  if (reused) text += "was freed before, and its memory has been handed out again since; the new owner is not harmed";
+  else if (BlockRecord::magic_of(word) == static_cast<std::uint32_t>(Magic::released)) text += "was released already";
+  else text += "is free already";
+  if (debugger_ != nullptr && is_free) {
+    debug::Fault fault;
+    fault.kind = debug::FaultKind::double_free;
+    fault.address = fault.last = block.address;
+    fault.at = stack;
+    fault.note = text;
+    if (!reused) fault.block = facts_of(record, block.address);
+    debugger_->report(std::move(fault));
+  }
+  return failure->set(Errc::double_free, std::move(text));
+}
+
+// The live block that an address inside it belongs to.
+Errc Core::enclosing(Address address, BlockRef* out, Failure* failure) {
+  const auto missing = [&] { return failure->set(Errc::foreign_free, hex(address) + " lies in no live block of pool '" + name_ + "'"); };
+  const PageMap::Entry entry = PageMap::find(address);
+  BlockRecord* record = nullptr;
+  Address begin = 0;
+  if (entry && entry.tag() == PageMap::Tag::slab && !static_cast<Slab*>(entry.pointer())->retired) {
+    Slab* slab = static_cast<Slab*>(entry.pointer());
+    const unsigned slot = slab->slot_of(address);
+    if (slab->core != this || slot >= slab->stack.slots) return missing();
+    record = &slab->records[slot];
+    begin = slab->slot_begin(slot);
+  } else {
+    bool in_pool = false;
+    LargeBlock* block = covering(address, &in_pool);
+    if (block == nullptr || block->core != this) return missing();
+    record = &block->record;
+    begin = block->begin;
+  }
+  if (record == nullptr || !record->is(Magic::live)) return missing();
+  const Address user = begin + record->front;
+  if (address < user || address >= user + std::max<Bytes>(record->size, 1)) return missing();
+  *out = BlockRef{user, record, BlockRecord::generation_of(record->word.load(std::memory_order_acquire))};
+  return Errc::ok;
+}
+
+}  // namespace streampool::pool
