@@ -1,7 +1,7 @@
 """Replays the shipped traces on a GPU, in production and debug mode, plain and verified, and writes the figures down.
 
     python benchmarks/gpu_traces.py                       # results/DATE-GPU-traces.json beside this file
-    python benchmarks/gpu_traces.py --device sim --out /tmp --passes 1
+    python benchmarks/gpu_traces.py --device sim --out . --passes 1
 
 Each figure is of one process on one machine. What counts is the ratio of reserved to live bytes, which is exact, and
 the cost of debug mode against production mode in the same run. Ends with 1 if a replay fails or a ratio is too high.

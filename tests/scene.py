@@ -6,7 +6,8 @@ receiver's stream is ordered after that work. The simulated device's race check 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,3 +101,12 @@ def scene(*, seed: int | None = 0, devices: int = 1, memory: int | str = "4GiB",
         for pool in here.pools:
             pool.close()
         sp.sim.reset()
+
+
+def becomes(value: Callable[[], Any], wanted: Any) -> bool:
+    """Wait until a value is as wanted: memory in one piece goes back to the driver on a thread of its own."""
+    end = time.monotonic() + 10
+    while (found := value()) != wanted:
+        assert time.monotonic() < end, f"{found!r} is not {wanted!r}"
+        time.sleep(0.001)
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,7 +110,8 @@ def test_work_of_the_pool_beside_a_capture_leaves_it_valid(mode: str, how: str, 
                 block = pool.allocate(size, stream=stream)
                 block.record_stream(lasting)
                 sc.use(stream, block)
-                block.record_event(stream.record())
+                with contextlib.suppress(sp.CaptureError):  # events are refused while a capture is known
+                    block.record_event(stream.record())
                 block.close(stream)
         work = sc.busy(lasting, before[0])
         before[0].close(lasting)

@@ -742,6 +742,7 @@ def test_case_36_buffers_outlive_their_pool_and_are_released_in_any_order(
     view[:3] = b"abc"
     for block in buffers:
         sc.use(s, block)
+    del block
     sp.sim.settle()
     assert bytes(view[:3]) == b"abc"
     assert sc.device.fault == ""

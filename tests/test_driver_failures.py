@@ -5,15 +5,13 @@ One life of a pool is lived again and again, each time with another use of anoth
 
 from __future__ import annotations
 
-
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from scene import KIB, MIB, Scene, scene
+from scene import KIB, MIB, Scene, becomes, scene
 
 import streampool as sp
 
@@ -27,7 +25,6 @@ CALLS = {
     "event_create", "event_destroy", "event_record", "event_query", "context_event_record",
     "pattern_fill", "pattern_verify",
 }  # fmt: skip
-MOST_USES = 40  # of one call that are failed in turn; all calls are used less often than that, except for queries
 
 
 @dataclass
@@ -41,7 +38,6 @@ class Life:
     failing: str | None = None
     streams: tuple[Any, Any, Any] = ()  # type: ignore[assignment]
     pool: sp.Pool | None = None
-    errors: list[sp.StreamPoolError] = field(default_factory=list)
     blocks: list[sp.Buffer] = field(default_factory=list)
     pointers: list[int] = field(default_factory=list)
 
@@ -50,18 +46,16 @@ class Life:
         try:
             return action()
         except sp.StreamPoolError as error:
-            self.errors.append(error)
             assert self.counters() == before
             # Memory that a failure kept from being freed in time, or given back, may be missing later.
             full = isinstance(error, sp.OutOfMemoryError) and error.fields.get("reason") != "driver"
             if not full or not (self.failing or may_be_full):
                 assert self.failing is not None, f"nothing was told to fail: {error}"
-                assert os.environ.get("LAX") or self.failing in str(error), f"the error names the call that failed ({self.failing}): {error}"
+                assert self.failing in str(error), f"the error names the call that failed ({self.failing}): {error}"
             return None
         finally:
             if self.pool is not None:
-                audit = self.pool.audit()
-                assert audit == "" or os.environ.get("LAX") and "mapped memory is" in audit, audit
+                assert becomes(self.pool.audit, "")
 
     def counters(self) -> tuple[int, ...]:
         if self.pool is None:
@@ -98,7 +92,7 @@ def live(life: Life) -> None:
     raw, other, held = life.streams
     life.pool = life.step(
         lambda: sp.Pool(
-            sc.device, kind=life.kind, mode=life.mode, initial=3 * MIB, limit=40 * MIB, wait_timeout=0.01, fence_age=0,
+            sc.device, kind=life.kind, mode=life.mode, initial=MIB, limit=22 * MIB, wait_timeout=0.01, fence_age=0,
             **life.options,
         )
     )  # fmt: skip
@@ -108,24 +102,24 @@ def live(life: Life) -> None:
     life.step(lambda: pool.register_stream(held))
     for stream in (raw, held, sc.device.default_stream):
         life.take(4 * KIB, stream)
-        life.take(5 * MIB, stream)
-        life.take_raw(3 * MIB, stream)
+        life.take(2 * MIB + 1, stream)
+        life.take_raw(MIB + 1, stream)
     for block in life.blocks[:3]:
-        life.step(lambda block=block: block.record_stream(other))
-        sc.use(other, block)
+        if life.step(lambda block=block: [block.record_stream(other)]):
+            sc.use(other, block)
         life.step(lambda block=block: block.record_event(other.record()))
     for stream in (raw, held, other):
         life.give(stream)
-    life.take(9 * MIB, other)  # steals, waits, or grows
-    life.take(2 * MIB, raw)
+    life.take(5 * MIB, other)  # steals, waits, or grows
+    life.take(MIB + 1, raw)
     if life.blocks:
         work = sc.busy(raw, life.blocks[-1])
         life.give(raw)
-        life.take(30 * MIB, other, may_be_full=True)  # too much while that is pending
+        life.take(16 * MIB, other, may_be_full=True)  # too much while that is pending
         sc.open(work)
-    life.take(12 * MIB, held)
-    life.step(lambda: pool.reserve(36 * MIB))
-    life.step(lambda: pool.trim(10 * MIB))
+    life.take(5 * MIB, held)
+    life.step(lambda: pool.reserve(18 * MIB))
+    life.step(lambda: pool.trim(5 * MIB))
     life.step(lambda: pool.check(timeout=0.01))
     if life.blocks:
         life.blocks.pop()  # implicitly
@@ -141,7 +135,7 @@ def end(life: Life, before: tuple[int, int, int]) -> None:
     sc.open()
     pool = life.pool
     if pool is not None:
-        assert pool.audit() == ""
+        assert becomes(pool.audit, "")
         done = threading.Event()
 
         def work() -> None:
@@ -165,20 +159,19 @@ def end(life: Life, before: tuple[int, int, int]) -> None:
         assert pool.faults() == []
         pool.trim()
         pool.close()
-        assert pool.audit() == ""
-        assert (pool.stats().reserved, sc.device.used_memory) == (0, before[0])
+        assert becomes(lambda: (pool.stats().reserved, sc.device.used_memory), (0, before[0]))
+        assert becomes(pool.audit, "")
     # A driver that will not destroy an event keeps it; nothing else may be left.
     lost = 1 if life.failing in ("event_destroy", "stream_destroy") else 0
-    if not os.environ.get("LAX"):
-     assert before[1] <= sc.device.live_events <= before[1] + lost
-     assert before[2] <= sc.device.live_streams <= before[2] + lost
+    assert before[1] <= sc.device.live_events <= before[1] + lost
+    assert before[2] <= sc.device.live_streams <= before[2] + lost
     sc.assert_no_race()
     assert sc.device.fault == ""
 
 
 def one_life(kind: str, mode: str, options: dict[str, Any], failing: str | None, n: int, code: str) -> dict[str, int]:
     """Live once, with the n-th use of a call failing. Gives how often each call was used."""
-    with scene(memory="48MiB", host_memory="48MiB") as sc:
+    with scene(memory="30MiB", host_memory="30MiB") as sc:
         life = Life(sc, kind, mode, options, failing, (sc.stream(), sc.stream(), sc.stream()))
         before = (sc.device.used_memory, sc.device.live_events, sc.device.live_streams)
         calls = sc.device.calls()
@@ -197,6 +190,14 @@ VARIANTS = [
     for mode in MODES
     for options in ([{}, {"segments": "malloc"}] if kind == "device" else [{}])
 ]
+for variant in VARIANTS:  # whole fills of memory in one piece cost time and prove nothing more
+    if variant.values[1] == "debug" and variant.values != ("device", "debug", {}):
+        variant.values[2]["fill_edge_bytes"] = 4 * KIB
+
+
+def some(uses: int) -> list[int]:
+    """Pick uses of a call: the first, the last, some between."""
+    return sorted({1, 2, uses, *range(3, uses, max(1, uses // 4))} & set(range(1, uses + 1)))
 
 
 @pytest.mark.parametrize(("kind", "mode", "options"), VARIANTS)
@@ -206,15 +207,22 @@ def test_a_life_without_failures_leaves_nothing(kind: str, mode: str, options: d
     assert {"stream_is_capturing", "stream_id", "event_record", "event_query", "context_event_record"} <= pool_calls
 
 
+def every(uses: int) -> list[int]:
+    return list(range(1, uses + 1))
+
+
 @pytest.mark.parametrize("code", ["failed", "out_of_memory"])
+@pytest.mark.parametrize("which", [some, pytest.param(every, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "mode", "options"), VARIANTS)
 def test_each_failing_driver_call_leaves_the_pool_whole(
-    kind: str, mode: str, options: dict[str, Any], code: str
+    kind: str, mode: str, options: dict[str, Any], which: Callable[[int], list[int]], code: str
 ) -> None:
     """Project-HAMi/HAMi-core#307, vllm-project/vllm#34602, NVIDIA/cub#328: a failing step leaked, or left a mutex locked."""
     used = one_life(kind, mode, options, None, 0, code)
     for name in sorted(CALLS):
-        for n in range(1, min(used[name], MOST_USES) + 1):
+        if code == "out_of_memory" and not name.startswith(("mem_", "address_")):
+            continue
+        for n in which(used[name]):
             try:
                 one_life(kind, mode, options, name, n, code)
             except BaseException as error:
@@ -228,7 +236,7 @@ def test_a_driver_call_that_goes_on_failing_leaves_the_pool_whole(kind: str, mod
     for name in sorted(CALLS):
         if used[name] == 0:
             continue
-        with scene(memory="48MiB", host_memory="48MiB") as sc:
+        with scene(memory="30MiB", host_memory="30MiB") as sc:
             life = Life(sc, kind, mode, options, name, (sc.stream(), sc.stream(), sc.stream()))
             before = (sc.device.used_memory, sc.device.live_events, sc.device.live_streams)
             sc.device.fail_call(name, 3, times=10**6, code="failed")

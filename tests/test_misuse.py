@@ -133,9 +133,9 @@ def test_a_buffer_whose_block_was_freed_by_address_is_stale_and_harms_nobody(
     assert not stale
     live = pool.stats().live_blocks
     pool.take_faults()
-    with pytest.raises(sp.DoubleFreeError, match=rf"{size} bytes at {hex(closed.handle)}.*freed before"):
+    with pytest.raises(sp.DoubleFreeError, match=rf"{hex(closed.handle)}.*freed before.*new owner is not harmed"):
         closed.close(t)
-    with pytest.raises(sp.InvalidFreeError):
+    with pytest.raises(ValueError, match="freed by its address"):
         recorded.record_stream(t)
     for found in pool.faults():
         assert found.kind is FaultKind.DOUBLE_FREE
@@ -290,14 +290,12 @@ def open_and_read(address: int, size: int) -> bytes:
 def test_a_buffer_with_a_trampled_record_says_so_and_its_drop_is_silent(sc: Scene) -> None:
     pool = sc.pool()
     s = sc.stream(pool)
-    block = pool.allocate(1237, stream=s)
-    (record,) = records(LIVE, 1237)
+    block = pool.allocate(1249, stream=s)
+    (record,) = records(LIVE, 1249)
     whole = open_and_read(record, 64)
     trample(record, b"\xee" * 8)
     with pytest.raises(sp.TrampledRecordError, match="overwritten"):
         block.close(s)
-    with pytest.raises(sp.TrampledRecordError, match="overwritten"):
-        block.record_stream(s)
     trample(record, whole)
     assert not block.is_closed
     block.close(s)
@@ -305,7 +303,7 @@ def test_a_buffer_with_a_trampled_record_says_so_and_its_drop_is_silent(sc: Scen
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="records are found through /proc")
-@pytest.mark.parametrize("size", [1237, 5 * MIB + 77])
+@pytest.mark.parametrize("size", [1259, 5 * MIB + 79])
 def test_a_free_slot_or_extent_whose_record_was_trampled_is_not_handed_out(sc: Scene, size: int) -> None:
     pool = sc.pool(limit=48 * MIB)
     s = sc.stream(pool)

@@ -193,7 +193,7 @@ def test_a_handle_that_is_used_after_its_stream_is_trapped(device: sim.Device) -
     s = device.create_stream()
     stale = sim.Stream.from_handle(s.handle)
     s.close()
-    with pytest.raises(_core.DriverError, match=r"stream_id failed: SIM_DEAD_HANDLE"):
+    with pytest.raises(_core.DriverError, match=r"stream_id: SIM_DEAD_HANDLE"):
         _ = stale.id
     (trap,) = sim.traps()
     assert trap.startswith("stream_id: stream handle 0x")
@@ -395,7 +395,7 @@ def test_a_call_fails_on_its_nth_use(device: sim.Device) -> None:
     device.fail_call("stream_create", n=2, times=2)
     device.create_stream()
     for _ in range(2):
-        with pytest.raises(_core.DriverError, match=r"stream_create failed: CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
+        with pytest.raises(_core.DriverError, match=r"stream_create: CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
             device.create_stream()
     device.create_stream()
     assert device.calls()["stream_create"] == 4

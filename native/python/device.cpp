@@ -42,7 +42,7 @@ void bind_device(nb::module_& m) {
              Bytes free = 0, total = 0;
              driver::Status status;
              {
-               nb::gil_scoped_release release;
+               WithoutGil release;
                status = d.mem_info(&free, &total);
              }
              if (!status.ok()) raise_driver_error(driver::describe(status));
@@ -55,13 +55,16 @@ void bind_device(nb::module_& m) {
     std::string error;
     std::shared_ptr<Driver> d;
     {
-      nb::gil_scoped_release release;
+      WithoutGil release;
       d = driver::open(name, &kind, &error);
     }
     if (!d) raise_driver_error(kind, error);
     return d;
   });
-  m.def("set_exiting", [] { driver::set_ending(driver::Ending::exiting); });
+  m.def("set_exiting", [] {
+    driver::set_ending(driver::Ending::exiting);
+    process_ends_here();
+  });
 #ifdef STREAMPOOL_TEST_SWITCHES
   m.def("break_r1", &order::break_r1, "Test builds only: break the reuse rule.");
 #endif

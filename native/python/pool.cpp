@@ -117,7 +117,7 @@ pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle st
   Failure failure;
   Errc errc = Errc::ok;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     errc = core.allocate(request, &block, &failure);
   }
   if (errc != Errc::ok) raise(failure);
@@ -154,7 +154,7 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
     if (too.empty() && self.core->try_free(self.block, request)) {
       errc = Errc::ok;
     } else {
-      nb::gil_scoped_release release;
+      WithoutGil release;
       errc = self.core->free(self.block, request, &failure);
     }
     if (errc != Errc::ok) raise(failure);
@@ -183,7 +183,7 @@ void wait_for_stream(Core& core, driver::StreamHandle stream) {
   if (!status.ok()) raise_driver_error("copy: " + driver::describe(status));
   bool interrupted = false;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     status = d.event_record(event, stream);
     double pause = 10e-6, next_check = d.now() + 0.05;
     while (status.ok() && !interrupted) {
@@ -193,7 +193,7 @@ void wait_for_stream(Core& core, driver::StreamHandle stream) {
       d.pause(pause);
       pause = std::min(pause * 2, 1e-3);
       if (d.now() >= next_check) {
-        nb::gil_scoped_acquire gil;
+        WithGil gil;
         interrupted = PyErr_CheckSignals() != 0;
         next_check = d.now() + 0.05;
       }
@@ -225,7 +225,7 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
   const auto queue = [&](Address there) {
     driver::Status status;
     {
-      nb::gil_scoped_release release;
+      WithoutGil release;
       if (self.size != 0)
         status = to_other ? self.core->driver().copy(handle, there, self.block.address, self.size)
                           : self.core->driver().copy(handle, self.block.address, there, self.size);
@@ -241,6 +241,9 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
   }
   HostView view(other, to_other);
   sizes(static_cast<Bytes>(view.view.len));
+  // The driver's copy to or from ordinary host memory blocks until the stream is there, and knows no Ctrl-C: so the wait
+  // comes first.
+  wait_for_stream(*self.core, handle);
   queue(reinterpret_cast<Address>(view.view.buf));
   // Ordinary host memory is nobody's stream's: it must be done with before the caller goes on.
   wait_for_stream(*self.core, handle);
@@ -303,7 +306,7 @@ void free_raw(PyPool& self, nb::handle pointer, nb::handle stream) {
   Failure failure;
   Errc errc = Errc::ok;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     errc = self.core->free(address, request, &failure);
   }
   if (errc != Errc::ok) raise(failure);
@@ -315,7 +318,7 @@ void guarded(Call&& call) {
   Failure failure;
   Errc errc = Errc::ok;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     errc = call(&failure);
   }
   if (errc != Errc::ok) raise(failure);
@@ -335,7 +338,7 @@ std::unique_ptr<PyPool> make_pool(std::shared_ptr<driver::Driver> driver, const 
   auto self = std::make_unique<PyPool>();
   Failure failure;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     self->core = Core::create(std::move(driver), k, name, parsed, &failure);
   }
   if (!self->core) raise(failure);
@@ -344,12 +347,12 @@ std::unique_ptr<PyPool> make_pool(std::shared_ptr<driver::Driver> driver, const 
   pool::Hooks& hooks = self->core->hooks();
   hooks.interrupted = [] {
     if (driver::ending() != driver::Ending::no || Py_IsInitialized() == 0) return false;
-    nb::gil_scoped_acquire gil;
+    WithGil gil;
     return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
   };
   hooks.collect_garbage = [] {
     if (driver::ending() != driver::Ending::no || Py_IsInitialized() == 0) return;
-    nb::gil_scoped_acquire gil;
+    WithGil gil;
     PyGC_Collect();
   };
   return self;
@@ -359,7 +362,7 @@ nb::dict stats_dict(Core& core) {
   must_not_be_forked();
   pool::Stats s;
   {
-    nb::gil_scoped_release release;
+    WithoutGil release;
     s = core.stats();
   }
   nb::dict d;
@@ -443,8 +446,8 @@ void bind_pool(nb::module_& m) {
              guarded([&](Failure* f) { return p.core->forget_stream(handle, f); });
            },
            nb::arg("stream"))
-      .def("begin_capturing", [](PyPool& p, nb::object) { nb::gil_scoped_release release; p.core->begin_capture(); }, nb::arg("stream").none())
-      .def("end_capturing", [](PyPool& p, nb::object) { nb::gil_scoped_release release; p.core->end_capture(); }, nb::arg("stream").none())
+      .def("begin_capturing", [](PyPool& p, nb::object) { WithoutGil release; p.core->begin_capture(); }, nb::arg("stream").none())
+      .def("end_capturing", [](PyPool& p, nb::object) { WithoutGil release; p.core->end_capture(); }, nb::arg("stream").none())
       .def("reserve",
            [](PyPool& p, nb::object size) {
              const Bytes bytes = flexible_size(size);
@@ -459,7 +462,7 @@ void bind_pool(nb::module_& m) {
              const Bytes bytes = flexible_size(keep);
              pool::TrimResult r;
              {
-               nb::gil_scoped_release release;
+               WithoutGil release;
                r = p.core->trim(bytes);
              }
              check_interrupt();
@@ -478,7 +481,7 @@ void bind_pool(nb::module_& m) {
              must_not_be_forked();
              pool::CheckReport r;
              {
-               nb::gil_scoped_release release;
+               WithoutGil release;
                r = p.core->check(timeout);
              }
              check_interrupt();
@@ -504,7 +507,7 @@ void bind_pool(nb::module_& m) {
              must_not_be_forked();
              std::vector<debug::BlockFacts> blocks;
              {
-               nb::gil_scoped_release release;
+               WithoutGil release;
                blocks = p.core->live_blocks();
              }
              nb::list out;
@@ -518,7 +521,7 @@ void bind_pool(nb::module_& m) {
       .def("debug_totals", [](PyPool& p) { return totals_dict(p.core->debug_totals()); })
       .def("audit", [](PyPool& p) {
              must_not_be_forked();
-             nb::gil_scoped_release release;
+             WithoutGil release;
              return p.core->audit();
            },
            "Recompute all counters and check all structures: an empty text, or what does not hold. For tests.")
@@ -532,7 +535,7 @@ void bind_pool(nb::module_& m) {
              PyObject* held = callback.release().ptr();
              p.core->hooks().out_of_memory = [held](Bytes size) {
                if (driver::ending() != driver::Ending::no || Py_IsInitialized() == 0) return false;
-               nb::gil_scoped_acquire gil;
+               WithGil gil;
                PyObject* answer = PyObject_CallFunction(held, "K", static_cast<unsigned long long>(size));
                if (answer == nullptr) {
                  PyErr_WriteUnraisable(held);
@@ -547,7 +550,7 @@ void bind_pool(nb::module_& m) {
       .def("close",
            [](PyPool& p) {
              {
-               nb::gil_scoped_release release;
+               WithoutGil release;
                p.core->close();
              }
              check_interrupt();
@@ -610,7 +613,7 @@ void bind_pool(nb::module_& m) {
              const driver::StreamHandle handle = stream_handle(stream.is_none() ? nb::handle(b.stream) : stream, *b.core, "fill");
              driver::Status status;
              {
-               nb::gil_scoped_release release;
+               WithoutGil release;
                if (b.size != 0) status = b.core->driver().fill(handle, b.block.address, static_cast<std::uint8_t>(byte), b.size);
              }
              if (!status.ok()) raise_driver_error("fill: " + driver::describe(status));

@@ -164,7 +164,7 @@ void bind_replay(nb::module_& m) {
         int pass = 0;
         bool stopped = false;
         const auto tick = [&](std::size_t done) {
-          nb::gil_scoped_acquire gil;
+          WithGil gil;
           if (PyErr_CheckSignals() != 0) return stopped = true, false;
           if (!progress.is_none()) {
             try {
@@ -180,7 +180,7 @@ void bind_replay(nb::module_& m) {
         double cold = 0;
         std::vector<double> warm;
         {
-          nb::gil_scoped_release release;
+          WithoutGil release;
           core->reset_peaks();
           first = run_pass(*core, trace, handles, refs, block_sizes, nullptr, &cold, tick);
           for (int i = 0; i < passes && !stopped; ++i) {

@@ -5,6 +5,8 @@
 // the next call that holds the GIL anyway. Waits release the GIL and look for signals.
 #include "sim.hpp"
 
+#include "gil.hpp"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -77,7 +79,7 @@ class Body {
   Body& operator=(const Body&) = delete;
   ~Body() { bury(callable_); }
 
-  // No nb::gil_scoped_acquire: taking the GIL while the interpreter ends leaves the thread by unwinding it, which must
+  // No WithGil: taking the GIL while the interpreter ends leaves the thread by unwinding it, which must
   // not meet a `noexcept`.
   void run() {
     if (finalizing() || Py_IsInitialized() == 0) return;
@@ -128,7 +130,7 @@ class Body {
 void check(const Status& status) {
   if (status.ok()) return;
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
-  const std::string text = std::string(status.call) + " failed: " + describe(status);
+  const std::string text = describe(status);
   raise(status.code == driver::Code::capturing ? "CaptureError" : "DriverError", text);
 }
 
@@ -149,7 +151,7 @@ sim::Interrupt interrupt() {
 template <typename Call>
 Status without_gil(Call call) {
   empty_graveyard();
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   return call();
 }
 
@@ -268,7 +270,7 @@ void bind_machine(nb::module_& m) {
   m.def("settle", [] {
     empty_graveyard();
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       sim::settle(interrupt());
     }
     if (PyErr_Occurred() != nullptr) throw nb::python_error();

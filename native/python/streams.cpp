@@ -39,6 +39,7 @@ nb::object attribute(nb::handle object, PyObject* name) {
 nb::object resolve_current(nb::object stream, const pool::Core& core) {
   if (!stream.is_none()) return stream;
   if (g_current_stream_hook == nullptr) return nb::int_(driver::kLegacyStream);
+  const PythonCall call;
   PyObject* simulated = const_cast<pool::Core&>(core).driver().simulated() ? Py_True : Py_False;
   nb::object current = nb::steal(PyObject_CallFunctionObjArgs(g_current_stream_hook, simulated, nullptr));
   if (!current.is_valid()) throw nb::python_error();
@@ -53,6 +54,7 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
   }
   if (PyBool_Check(stream.ptr())) wrong_type(stream, verb);
   if (PyLong_Check(stream.ptr())) return int_handle(stream, verb);
+  const PythonCall call;
   const nb::object closed = attribute(stream, g_is_closed);
   if (closed.is_valid() && closed.is(Py_True))
     raise_stream_error(std::string(verb) + ": the stream object is closed; nothing was done. Use a live stream, or its replacement");

@@ -11,6 +11,7 @@
 #include "driver/driver.hpp"
 #include "pool/core.hpp"
 #include "pool/errors.hpp"
+#include "gil.hpp"
 
 namespace streampool::python {
 

@@ -356,6 +356,24 @@ STREAMPOOL_TEST("cuda: after a device fault no further call reaches the driver, 
   CHECK(again.driver && again.driver != opened.driver);
 }
 
+STREAMPOOL_TEST("cuda: a device fault is noticed where virtual memory is asked for, though those calls do not tell") {
+  Stub stub;
+  const Opened opened;
+  driver::MemoryHandle handle = 0;
+  CHECK(opened.driver->mem_create(2 * kMiB, &handle).ok());
+  const auto live = stub->live;
+  stub->failing = "cuStreamQuery";
+  stub->failing_result = 600;
+  driver::MemoryHandle second = 0;
+  CHECK(opened.driver->mem_create(2 * kMiB, &second).ok());  // a job on the private stream is no fault
+  CHECK(opened.driver->mem_release(second).ok());
+  stub->failing_result = 700;
+  check_code(opened.driver->mem_create(2 * kMiB, &second), Code::lost, 700, "mem_create");
+  CHECK_EQ(second, driver::MemoryHandle{0});
+  CHECK_EQ(stub->live, live);
+  check_code(opened.driver->mem_release(handle), Code::lost, 700, "mem_release");
+}
+
 STREAMPOOL_TEST("cuda: after a context reset events and memory of the old context are never touched") {
   Stub stub;
   const Opened opened;

@@ -150,7 +150,7 @@ STREAMPOOL_TEST("addresses beyond the page map are refused, and found to be nobo
 STREAMPOOL_TEST("threads that set, find and clear beside each other see their own pages only") {
   constexpr int kThreads = 4, kRounds = 400, kPages = 16;
   // Untouched leaves, so that the threads race for making them; pages of the threads lie between each other.
-  const Address base = kFarAway + (Address{16} << (PageMap::kPageBits + PageMap::kLeafBits));
+  constexpr Address base = kFarAway + (Address{16} << (PageMap::kPageBits + PageMap::kLeafBits));
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t)
@@ -176,8 +176,8 @@ STREAMPOOL_TEST("threads that set, find and clear beside each other see their ow
 STREAMPOOL_TEST("threads that race for a part of the page map that is not there yet all end up with the same one") {
   constexpr int kThreads = 2;
   constexpr Address kLeaves = 200;
-  const Address base = kFarAway + (Address{1000} << (PageMap::kPageBits + PageMap::kLeafBits));
-  const auto leaf = [base](Address i) { return base + (i << (PageMap::kPageBits + PageMap::kLeafBits)); };
+  constexpr Address base = kFarAway + (Address{1000} << (PageMap::kPageBits + PageMap::kLeafBits));
+  const auto leaf = [](Address i) { return base + (i << (PageMap::kPageBits + PageMap::kLeafBits)); };
   alignas(8) int names[kThreads] = {};
   std::atomic<int> arrived{0};
   std::vector<std::thread> threads;

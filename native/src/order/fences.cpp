@@ -113,6 +113,19 @@ void Fences::poll(StreamState& s) {
   }
 }
 
+void Fences::retire(StreamState& s) {
+  std::vector<std::uintptr_t> events;
+  s.fence_lock.lock();
+  const Ticket completed = s.completed.load(std::memory_order_acquire);
+  std::erase_if(s.fences, [&](const Fence& f) {
+    if (f.polled || f.covers > completed) return false;
+    events.push_back(f.event);
+    return true;
+  });
+  s.fence_lock.unlock();
+  for (std::uintptr_t event : events) recycle(event);
+}
+
 bool Fences::can_wait(StreamState& t, const Mark& mark) {
   if (may_use(t, mark)) return true;
   StreamState& s = *mark.stream;

@@ -42,6 +42,9 @@ class Fences {
   // Advances `completed` as far as the fences of `s` are done.
   void poll(StreamState& s);
 
+  // The fences of an idle stream have nothing left to say: their events are pooled again.
+  void retire(StreamState& s);
+
   // Makes T (through its handle) wait for exactly this mark. Only where a fence was recorded inside the freeing call.
   bool can_wait(StreamState& t, const Mark& mark);
   bool wait(StreamState& t, std::uintptr_t t_handle, const Mark& mark);

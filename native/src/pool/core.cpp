@@ -39,6 +39,9 @@ Registry& registry() {
 
 std::atomic<std::uint64_t> g_next_uid{1};
 
+// How often the end of a pool looks for completed work before it waits, or gives up waiting.
+constexpr int kFinalLooks = 64;
+
 // The counters that this thread writes, by pool; folded into their banks when the thread ends.
 struct ThreadBanks {
   struct Entry {
@@ -136,7 +139,7 @@ std::vector<std::shared_ptr<Core>> Core::all() {
 
 // Everything freed is complete, or nothing can be done about it any more.
 bool Core::settled() {
-  drain();
+  drain(false);
   poll_all(true);
   if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
   retire_idle_slabs();
@@ -155,8 +158,7 @@ void Core::bury(Core* core) {
   }
   // Streams that are gone fence nothing any more; often their work is done all the same.
   if (core->options_.recover_stranded && !core->streams_.capture_known()) core->fences_.record_context(core->streams_.states());
-  constexpr int kLooks = 4;
-  for (int i = 0; i < kLooks; ++i)
+  for (int i = 0; i < kFinalLooks; ++i)
     if (core->settled()) {
       delete core;
       return;
@@ -270,32 +272,34 @@ void Core::close() {
   const bool again = closed_.exchange(true, std::memory_order_acq_rel);
   if (driver::ending() != driver::Ending::no) return;
   drain(again);
-  if (again) return;
+  if (again) {
+    if (bank_->totals().gross == 0) let_go(options_.wait_timeout);
+    return;
+  }
   if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
   reap();
-  if (bank_->totals().gross == 0) let_go();
+  if (bank_->totals().gross == 0) let_go(options_.wait_timeout);
   else give_back_idle(0, 0);
 }
 
-// Nothing is live: the driver has everything back as soon as all work is done, for which we wait a bounded time.
-void Core::let_go() {
-  const double deadline = driver_->now() + options_.wait_timeout;
+// Nothing is live: the driver has everything back as soon as all work is done, for which close() waits a bounded time. The
+// last free of a closed pool waits for nothing; what is not done then goes back when somebody looks again.
+void Core::let_go(double timeout) {
+  const double deadline = driver_->now() + timeout;
   double pause = 20e-6;
-  for (;;) {
-    poll_all(true);
-    retire_idle_slabs();
-    promote();
-    if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
-    if (pending_bytes() == 0 && (debugger_ == nullptr || debugger_->totals().quarantined_blocks == 0)) break;
-    if (lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) break;
+  for (int look = 0; !settled(); ++look) {
+    // A context event for what no stream fences any more, and a few looks at it before time passes.
     if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending()) fences_.record_context(streams_.states());
+    if (look < kFinalLooks) continue;
+    if (lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) break;
     driver_->pause(pause);
     pause = std::min(pause * 2, 2e-3);
   }
   retire_idle_slabs();
   promote();
   give_back_idle(0, std::max(0.0, deadline - driver_->now()));
-  if (pending_bytes() != 0 || bank_->totals().gross != 0) return;
+  const bool quarantined = debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0;
+  if (pending_bytes() != 0 || quarantined || bank_->totals().gross != 0) return;
   // Nothing can ask for an event any more.
   fences_.clear(streams_.states());
   std::vector<Heap*> relays;

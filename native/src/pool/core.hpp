@@ -256,11 +256,11 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void uncharge(Bytes bytes);
   driver::Status map_memory(Address begin, Bytes bytes, std::vector<Segment::Handle>* handles);
   Bytes give_back_mapped(Bytes keep);
-  Bytes give_back_pieces(Bytes keep, double timeout);
+  Bytes give_back_pieces(Bytes keep, double timeout, bool* interrupted = nullptr);
   Bytes give_back_idle(Bytes keep, double piece_timeout);
   void forget_pages(const placement::Range& range);
   void apply_release_threshold(double piece_timeout);
-  void let_go();
+  void let_go(double timeout);
   bool settled();
   static void bury(Core* core);
   static void reap();
@@ -277,7 +277,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void mark_streams(double deadline);
   void for_each_live(const std::function<void(BlockRecord&)>& function);
 
-  // order::Events, through the driver
+  // order::Events, through the driver (events.cpp)
+  bool noted(const driver::Status& status);
   bool create(std::uintptr_t* event) override;
   void destroy(std::uintptr_t event) override;
   bool record(std::uintptr_t event, std::uintptr_t stream) override;

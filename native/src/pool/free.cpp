@@ -97,7 +97,7 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   }
   if (released_.load(std::memory_order_relaxed) != nullptr) drain();
   if (debugger_ != nullptr) debugger_->poll();
-  if (closed() && bank_->totals().gross == 0) let_go();
+  if (closed() && bank_->totals().gross == 0) let_go(0);
   return Errc::ok;
 }
 
@@ -152,6 +152,11 @@ bool Core::free_own_slot(BlockRecord& record, Heap& by, Ticket* ticket) {
 // The slab is nobody's any more: unlisted, all slots free. Its memory keeps the marks of its last life.
 void Core::retire_slab(Slab* slab) {
   slab->retired = true;
+  if (slab->cls == kZeroClass) {  // has addresses only, which it keeps
+    std::lock_guard lock(extent_lock_);
+    spare_slabs_[kZeroClass].push_back(slab);
+    return;
+  }
   MarkSet marks;
   marks.add({&slab->heap->stream, slab->last_ticket});
   Extent* extent = slab->extent;
@@ -319,7 +324,7 @@ void Core::drain(bool may_let_go) {
     record = next;
     drained = true;
   }
-  if (drained && may_let_go && !buried_ && closed() && bank_->totals().gross == 0) let_go();
+  if (drained && may_let_go && !buried_ && closed() && bank_->totals().gross == 0) let_go(0);
 }
 
 }  // namespace streampool::pool

@@ -91,7 +91,7 @@ void Core::retire_idle_slabs() {
   std::vector<Slab*> idle;
   streams_.for_each([&](Heap& heap) {
     std::lock_guard lock(heap.stream.lock);
-    for (unsigned cls = 0; cls < placement::kClassCount; ++cls) {
+    for (unsigned cls = 0; cls < kClassLists; ++cls) {
       if (!heap.classes[cls].waiting.empty()) collect_waiting(heap, cls, true);
       for (Slab* slab = heap.classes[cls].head; slab != nullptr;) {
         Slab* next = slab->next;
@@ -110,15 +110,31 @@ void Core::retire_idle_slabs() {
 // Forgets streams that left nothing behind (they may be gone for good); where many left marks that nobody will ever fence,
 // one context event covers them all.
 void Core::sweep_streams() {
-  poll_all(false);
-  retire_idle_slabs();
-  promote();
-  const auto empty = [](Heap& heap) { return heap.slab_count == 0 && heap.extents.empty(); };
-  streams_.sweep(empty);
-  const std::size_t known = streams_.known();
-  if (known >= sweep_at_.load() && options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending())
-    fences_.record_context(streams_.states());
+  const auto empty = [](Heap& heap) {
+    heap.stream.fence_lock.lock();
+    const bool fenced = !heap.stream.fences.empty();
+    heap.stream.fence_lock.unlock();
+    return !fenced && heap.slab_count == 0 && heap.extents.empty();
+  };
+  const auto sweep = [&] {
+    poll_all(false);
+    retire_idle_slabs();
+    promote();
+    streams_.for_each([&](Heap& heap) {
+      if (heap.stream.idle()) fences_.retire(heap.stream);
+    });
+    streams_.sweep(empty);
+  };
+  sweep();
+  if (streams_.known() >= sweep_at_.load() && options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending() &&
+      fences_.record_context(streams_.states())) {
+    // Most streams that are gone have nothing left to do.
+    constexpr int kLooks = 8;
+    for (int look = 0; look < kLooks && fences_.context_pending(); ++look) fences_.poll_context();
+    sweep();
+  }
   constexpr std::size_t kFirstSweep = 64;
+  const std::size_t known = streams_.known();
   sweep_at_.store(std::max(kFirstSweep, known + known / 2 + 16));
 }
 
@@ -319,7 +335,10 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     }
 
     // Pieces: freeing them blocks until the device is idle, so it happens on a helper thread, within the time-out.
-    if (give_back_pieces(0, std::max(0.0, deadline - driver_->now())) != 0) {
+    bool interrupted = false;
+    const Bytes pieces = give_back_pieces(0, std::max(0.0, deadline - driver_->now()), &interrupted);
+    if (interrupted) return failure->set(Errc::interrupted, "interrupted while driver memory was given back");
+    if (pieces != 0) {
       grown = grow_for(t, need, true, &refusal);
       if (find_again(t, need, Path::moved, found)) return done();
     }

@@ -107,7 +107,7 @@ Core::Grown Core::grow_mapped(Heap* t, Bytes bytes, Bytes alignment, bool strict
       handles.clear();
     }
   }
-  if (!status->ok()) {
+  if (!noted(*status)) {
     undo();
     uncharge(size);
     return status->code == Code::out_of_memory ? Grown::refused : Grown::failed;
@@ -191,7 +191,7 @@ Core::Grown Core::grow_piece(Bytes bytes, Bytes alignment, Status* status) {
     *status = debugger_->on_new_memory(begin, size);
     if (!status->ok()) driver_->mem_free(kind_, begin);
   }
-  if (!status->ok()) {
+  if (!noted(*status)) {
     uncharge(size);
     return status->code == Code::out_of_memory ? Grown::refused : Grown::failed;
   }
@@ -298,7 +298,7 @@ struct Errand {
 }  // namespace
 
 // Whole driver pieces that are free and complete. mem_free blocks until the device is idle.
-Bytes Core::give_back_pieces(Bytes keep, double timeout) {
+Bytes Core::give_back_pieces(Bytes keep, double timeout, bool* interrupted) {
   struct Plan {
     Extent* extent;
     Segment* segment;
@@ -347,7 +347,10 @@ Bytes Core::give_back_pieces(Bytes keep, double timeout) {
       lock.unlock();
       const bool stop = hooks_.interrupted();
       lock.lock();
-      if (stop) break;
+      if (stop) {
+        if (interrupted != nullptr) *interrupted = true;
+        break;
+      }
     }
   }
   return released->load();

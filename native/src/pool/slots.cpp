@@ -187,16 +187,20 @@ bool Core::cut_slab(Heap& t, const Need& need, Path* path) {
 // Addresses that no memory stands behind, for blocks of no bytes.
 bool Core::cut_zero_slab(Heap& t) {
   constexpr Bytes kUnit = placement::kSlabUnit;
-  void* area = mmap(nullptr, 2 * kUnit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (area == MAP_FAILED) return false;
-  const Address base = round_up(reinterpret_cast<Address>(area), kUnit);
   Slab* slab = spare_slab(kZeroClass);
-  {
+  if (slab->base == 0) {
+    void* area = mmap(nullptr, 2 * kUnit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     std::lock_guard lock(extent_lock_);
+    if (area == MAP_FAILED) {
+      spare_slabs_[kZeroClass].push_back(slab);
+      return false;
+    }
     zero_areas_.emplace_back(area, 2 * kUnit);
-    claim_pages(base, kUnit, slab, PageMap::Tag::slab);
+    slab->base = round_up(reinterpret_cast<Address>(area), kUnit);
+    claim_pages(slab->base, kUnit, slab, PageMap::Tag::slab);
   }
-  slab->base = base;
+  slab->retired = false;
+  for (unsigned i = 0; i < placement::kMaxSlots; ++i) slab->records[i].ticket = 0;
   slab->heap = &t;
   slab->last_ticket = 0;
   slab->stack.fill(placement::kMaxSlots);

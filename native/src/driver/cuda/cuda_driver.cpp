@@ -180,8 +180,11 @@ Status CudaDriver::address_free(Address address, Bytes size) {
 Status CudaDriver::mem_create(Bytes size, MemoryHandle* out) {
   *out = 0;
   const MemAllocationProp prop = allocation();
-  return run(Call::mem_create, capabilities_.virtual_memory,
-             [&](const Api& api) { return api.cuMemCreate(out, size, &prop, 0); });
+  return run(Call::mem_create, capabilities_.virtual_memory, [&](const Api& api) -> Result {
+    // The calls of virtual memory go on succeeding after a fault of the device, and give memory that nobody can use.
+    if (const Result lost = patterns_.device_error()) return lost;
+    return api.cuMemCreate(out, size, &prop, 0);
+  });
 }
 
 Status CudaDriver::mem_release(MemoryHandle handle) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "../pattern.hpp"
+#include "errors.hpp"
 #include "pattern_ptx.hpp"
 
 namespace streampool::driver::cuda {
@@ -119,6 +120,11 @@ Result Patterns::fill(std::span<const Range> ranges, std::uint64_t key) { return
 
 Result Patterns::verify(std::span<const Range> ranges, std::uint64_t key, std::vector<Mismatch>* out) {
   return run(verify_, ranges, key, out);
+}
+
+Result Patterns::device_error() const {
+  const Result result = session_->api->cuStreamQuery(stream_);
+  return code_of(result) == Code::lost ? result : kSuccess;
 }
 
 Result Patterns::run(Function kernel, std::span<const Range> ranges, std::uint64_t key, std::vector<Mismatch>* out) {

@@ -31,6 +31,8 @@ class Patterns {
   // With the session's context current and the capture mode relaxed.
   Result fill(std::span<const Range> ranges, std::uint64_t key);
   Result verify(std::span<const Range> ranges, std::uint64_t key, std::vector<Mismatch>* out);
+  // The error of a device that a fault has ended, else kSuccess. Queries the private stream, and waits for nothing.
+  Result device_error() const;
 
  private:
   Result run(Function kernel, std::span<const Range> ranges, std::uint64_t key, std::vector<Mismatch>* out);
