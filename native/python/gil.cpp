@@ -26,7 +26,7 @@ std::atomic<pid_t> g_ender{0};
 std::atomic<int> g_inside{0};
 
 bool another_ends_the_process() {
-  const pid_t ender = g_ender.load(std::memory_order_relaxed);
+  const pid_t ender = g_ender.load();
   return ender != 0 && ender != gettid();
 }
 
@@ -57,13 +57,24 @@ WithoutGil::WithoutGil() : ends_it_(finalizing()) {
 
 WithoutGil::~WithoutGil() {
   t_ends_it -= ends_it_ ? 1 : 0;
-  if (another_ends_the_process() || (!ends_it_ && finalizing())) park();
+  // Counted while it waits for the GIL: who ends the process lets it have it first.
+  g_inside.fetch_add(1);
+  if (another_ends_the_process() || (!ends_it_ && finalizing())) {
+    g_inside.fetch_sub(1);
+    park();
+  }
   PyEval_RestoreThread(state_);
+  g_inside.fetch_sub(1);
 }
 
 WithGil::WithGil() {
-  if (another_ends_the_process() || (t_ends_it == 0 && finalizing())) park();
+  g_inside.fetch_add(1);
+  if (another_ends_the_process() || (t_ends_it == 0 && finalizing())) {
+    g_inside.fetch_sub(1);
+    park();
+  }
   state_ = PyGILState_Ensure();
+  g_inside.fetch_sub(1);
 }
 
 }  // namespace streampool::python
