@@ -32,6 +32,7 @@ class DriverError(StreamPoolError): ...
 class DriverNotFoundError(DriverError): ...  # no libcuda, or no device
 class PoolClosedError(StreamPoolError): ...
 class ForkedProcessError(StreamPoolError): ...
+
 class FaultError(StreamPoolError):  # on_fault=raise
     faults: list[Any]  # of streampool.faults.Fault; set by the Python layer
 
@@ -111,7 +112,9 @@ class Buffer:
     def numpy(self, dtype: object = "uint8") -> Any: ...  # a view; host-accessible only; keeps the block alive
     def facts(self) -> dict[str, Any]: ...
     def __enter__(self) -> Self: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 class Pool:
     def __init__(self, driver: Driver, *, kind: str, name: str, options: dict[str, str]) -> None: ...
@@ -125,7 +128,15 @@ class Pool:
     def options(self) -> dict[str, str]: ...
     @property
     def is_closed(self) -> bool: ...
-    def allocate(self, size: int, *, stream: object = None, alignment: int = 256, stream_ordered: bool | None = None, tag: str | None = None) -> Buffer: ...
+    def allocate(
+        self,
+        size: int,
+        *,
+        stream: object = None,
+        alignment: int = 256,
+        stream_ordered: bool | None = None,
+        tag: str | None = None,
+    ) -> Buffer: ...
     def allocate_raw(self, size: int, *, stream: object = None, alignment: int = 256) -> int: ...
     def free_raw(self, ptr: int, *, stream: object = None) -> None: ...
     def record_stream_raw(self, ptr: int, stream: object) -> None: ...
@@ -136,18 +147,27 @@ class Pool:
     def end_capturing(self, stream: object) -> None: ...
     def reserve(self, size: int | str) -> int: ...
     def trim(self, keep_bytes: int | str = 0) -> dict[str, int]: ...  # released, pinned_by_live, pending, reserved
-    def stats(self) -> dict[str, Any]: ...  # in_use, rounding, guards, quarantined, pending, cached, reserved, *_peak, counts, reuse paths, …
-    def check(self, timeout: float = 10.0) -> dict[str, Any]: ...  # checked_blocks, checked_bytes, faults, not_checked: list of facts
+    def stats(
+        self,
+    ) -> dict[
+        str, Any
+    ]: ...  # in_use, rounding, guards, quarantined, pending, cached, reserved, *_peak, counts, reuse paths, …
+    def check(
+        self, timeout: float = 10.0
+    ) -> dict[str, Any]: ...  # checked_blocks, checked_bytes, faults, not_checked: list of facts
     def take_faults(self) -> list[dict[str, Any]]: ...  # fault.hpp, field by field
-    def live_blocks(self) -> list[dict[str, Any]]: ...  # facts of every live block (BlockFacts, plus owner: "raw" | "buffer" | "released")
+    def live_blocks(
+        self,
+    ) -> list[dict[str, Any]]: ...  # facts of every live block (BlockFacts, plus owner: "raw" | "buffer" | "released")
     def debug_totals(self) -> dict[str, int]: ...
     def set_oom_callback(self, callback: Callable[[int], bool] | None) -> None: ...
     def close(self) -> None: ...
 
-_fault_hook: Callable[[Pool], None] | None  # called at the end of a call on a pool with on_fault=raise; raises what was found
+_fault_hook: (
+    Callable[[Pool], None] | None
+)  # called at the end of a call on a pool with on_fault=raise; raises what was found
 
 def live_pools() -> list[Pool]: ...
-
 def set_current_stream_hook(hook: Callable[[bool], object] | None) -> None:
     """What a call means whose `stream` is None: asked whether the device is simulated; gives an int handle or a stream object."""
 
@@ -159,8 +179,18 @@ def resolve_stack(stack: int) -> list[tuple[str, int, str]]:
     """(file, line, function), innermost first."""
 
 # -- replay --------------------------------------------------------------------------------------------------------------
-def replay(pool: Pool, actions: bytes, ids: bytes, sizes: bytes, streams: bytes, handles: Sequence[int], *, passes: int, verify: bool,
-           progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def replay(
+    pool: Pool,
+    actions: bytes,
+    ids: bytes,
+    sizes: bytes,
+    streams: bytes,
+    handles: Sequence[int],
+    *,
+    passes: int,
+    verify: bool,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
     """The native loop. Arrays of one event each: actions uint8 (1 alloc, 0 free), ids uint32 (a block's number), sizes uint64 (bytes),
     streams uint32 (index into handles). One timed first pass (`cold`), then `passes` more. Gives ns_per_event_cold, ns_per_event (median of
     the passes), peak_live_bytes, peak_reserved_bytes, live_at_end_bytes, failures, verify_errors, first_failure (text)."""

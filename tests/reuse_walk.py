@@ -1,7 +1,7 @@
 """Random walks over everything that may happen to a block, on the seeded simulated device, with the oracle of reuse.
 
 `Walk` is the world: streams of every kind (lasting, raw, per-thread, closed), gates, blocks, and the moves a program can
-make. Each move keeps to the rules a correct program keeps: a stream that reads a block is ordered after the write that
+make. Each move keeps the rules of a correct program: a stream that reads a block is ordered after the write that
 filled it, and declared (`record_stream`, `record_event`) or the freeing stream is ordered after it. Then every race the
 device reports, and every block handed out over pending foreign work, is the pool's fault.
 """
@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import streampool as sp
 from scene import KIB, MIB, Busy, Scene
+
+import streampool as sp
 
 # Small, at the edges of slots, slabs and extents, and large enough to be fenced in the freeing call.
 SIZES = (1, 256, 4096, 4097, 60 * KIB, 64 * KIB, 64 * KIB + 1, 300 * KIB, MIB, MIB + 513, 2 * MIB, 3 * MIB, 5 * MIB)
@@ -68,7 +69,7 @@ class Worker:
         while (call := self._calls.get()) is not None:
             try:
                 self._results.put((call(), None))
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
+            except BaseException as error:
                 self._results.put((None, error))
             del call
 
@@ -207,7 +208,7 @@ class Walk:
             work.gate.open()
             event = self.lanes[0].stream.record() if self.lanes[0].open else None
             if event is not None:
-                event.is_done  # noqa: B018 - a poll runs a few steps
+                event.is_done
 
     def settle(self) -> None:
         """Run everything that can run."""
@@ -275,8 +276,14 @@ def random_walk(walk: Walk, seed: int, moves: int) -> None:
         if roll < 0.38 and len(walk.blocks) < 24:
             walk.allocate(lane, rng.choice(SIZES), raw=rng.random() < 0.3, gated=rng.random() < 0.4)
         elif roll < 0.50 and block is not None:
-            walk.use(block, lane, gated=rng.random() < 0.5, record_first=rng.random() < 0.5, by_event=rng.random() < 0.3,
-                     offset=rng.randrange(1 << 20))
+            walk.use(
+                block,
+                lane,
+                gated=rng.random() < 0.5,
+                record_first=rng.random() < 0.5,
+                by_event=rng.random() < 0.3,
+                offset=rng.randrange(1 << 20),
+            )
         elif roll < 0.80 and block is not None:
             where = rng.choice((block.home, block.home, block.home, lane, None))
             walk.free(block, where, elsewhere=rng.random() < 0.5)

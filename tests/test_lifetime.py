@@ -446,9 +446,9 @@ def test_a_lost_device_is_one_clear_error_and_frees_are_harmless(sc: Scene, kind
     else:
         sp.sim.reset()
     words = "ILLEGAL_ADDRESS|DEINITIALIZED|CONTEXT_IS_DESTROYED"
-    for call in (lambda: pool.allocate(900 * MIB, stream=lasting), lambda: pool.allocate(10, stream=raw)):
+    for size, stream in ((900 * MIB, lasting), (10, raw)):
         with pytest.raises(sp.StreamPoolError, match=words):
-            call()
+            pool.allocate(size, stream=stream)
     assert pool.stats().live_blocks == live
     if how == "driver gone":
         pool.check(timeout=0.1)
@@ -579,9 +579,8 @@ def test_ctrl_c_while_driver_pieces_are_freed_is_not_lost() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
-def test_an_interrupt_during_the_wait_leaves_the_pool_as_it_was(sc: Scene) -> None:
-    """pytorch/pytorch#109159: the interrupt leaked the allocation. Here the signal comes from the wait's own callback."""
-    del sc
+def test_an_interrupt_during_the_wait_leaves_the_pool_as_it_was() -> None:
+    """pytorch/pytorch#109159: the interrupt leaked the allocation."""
     with scene(seed=None) as here:
         pool = here.pool(limit=16 * MIB, wait_timeout=30)
         s, t = here.stream(pool), here.stream(pool)

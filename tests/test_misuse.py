@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ def counters(pool: sp.Pool) -> dict[str, Any]:
 def assert_refused(
     pool: sp.Pool, free: Callable[[], object], error: type[sp.InvalidFreeError], match: str, fault: FaultKind
 ) -> None:
-    """Make a bad free, on whatever stream: the right error, counters unchanged, one fault where the mode keeps faults."""
+    """Make a bad free, on whatever stream: the right error, counters unchanged, one fault where faults are kept."""
     pool.take_faults()
     stats = counters(pool)
     with pytest.raises(error, match=match) as caught:
@@ -66,11 +67,15 @@ def test_every_bad_free_is_an_error_of_its_own_and_changes_nothing(
         assert_refused(
             pool, free(pointer + inside), sp.InteriorFreeError, f"{inside} bytes into .*{mine}", FaultKind.INTERIOR_FREE
         )
-    assert_refused(pool, free(foreign), sp.WrongPoolError, f"{hex(foreign)}.*'theirs'.*'mine'", FaultKind.WRONG_POOL_FREE)
+    assert_refused(
+        pool, free(foreign), sp.WrongPoolError, f"{hex(foreign)}.*'theirs'.*'mine'", FaultKind.WRONG_POOL_FREE
+    )
     for address in (1, 4096, id(pool) & ~255, 2**47, 2**48 + 4096, 2**63, 2**64 - 256):
         assert_refused(pool, free(address), sp.ForeignFreeError, hex(address), FaultKind.FOREIGN_FREE)
     pool.free_raw(pointer, stream=s)
-    assert_refused(pool, free(pointer), sp.DoubleFreeError, f"{size} bytes at {mine}.*free already", FaultKind.DOUBLE_FREE)
+    assert_refused(
+        pool, free(pointer), sp.DoubleFreeError, f"{size} bytes at {mine}.*free already", FaultKind.DOUBLE_FREE
+    )
     other.free_raw(foreign, stream=s)
     assert pool.stats().live_blocks == other.stats().live_blocks == 0
 
@@ -83,7 +88,14 @@ def test_a_null_pointer_is_no_block(sc: Scene, mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("pointer", "error"),
-    [(-1, ValueError), (2**64, ValueError), (True, TypeError), (1.5, TypeError), ("0x10", TypeError), (None, TypeError)],
+    [
+        (-1, ValueError),
+        (2**64, ValueError),
+        (True, TypeError),
+        (1.5, TypeError),
+        ("0x10", TypeError),
+        (None, TypeError),
+    ],
 )
 def test_what_is_no_address_is_a_value_or_type_error(sc: Scene, pointer: Any, error: type[Exception]) -> None:
     pool = sc.pool()
@@ -164,9 +176,14 @@ def test_closing_a_buffer_twice_is_harmless_and_using_it_says_that_it_is_closed(
         block.close(s)
         with pytest.raises(ValueError, match="closed"), block:
             pass
-        for use in (lambda: block.record_stream(s), lambda: block.fill(0), block.numpy, lambda: block.copy_to(bytearray(size))):
-            with pytest.raises(ValueError, match="closed"):
-                use()
+        with pytest.raises(ValueError, match="closed"):
+            block.record_stream(s)
+        with pytest.raises(ValueError, match="closed"):
+            block.fill(0)
+        with pytest.raises(ValueError, match="closed"):
+            block.copy_to(bytearray(size))
+        with pytest.raises(ValueError, match="closed"):
+            block.numpy()
         with pytest.raises(BufferError, match="closed"):
             memoryview(block)
         assert (block.handle, block.size, block.is_closed) == (0, size, True)
@@ -221,8 +238,10 @@ def test_of_threads_that_race_to_free_a_block_one_wins(mode: str, size: int, sam
 
 # -- trampled records -------------------------------------------------------------------------------------------------
 
-LIVE = 0xA11FEB10  # native/src/pool/record.hpp: the state of a live block, with its generation above it and its size behind
+# native/src/pool/record.hpp: the state of a block, with its generation above it and its size behind.
+LIVE = 0xA11FEB10
 FREED = 0xF4EED0B1
+_odd = itertools.count(1, 2)  # added to sizes: memory that was freed in earlier tests still holds their records
 
 
 def records(state: int, size: int) -> list[int]:
@@ -255,18 +274,16 @@ def trample(address: int, value: bytes) -> None:
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="records are found through /proc")
 @pytest.mark.parametrize("mode", ["production", "debug"])
 @pytest.mark.parametrize("size", [1237, 900 * KIB + 77, 5 * MIB + 77])
-@pytest.mark.parametrize("garbage", [b"\0" * 8, b"\xff" * 64, b"AAAAAAAA", b"\x10\xeb"])
-def test_a_trampled_record_is_named_as_that_and_never_followed(
-    sc: Scene, mode: str, size: int, garbage: bytes
-) -> None:
+@pytest.mark.parametrize("garbage", [b"\0" * 8, b"\xff" * 64, b"\x10\xeb\0\0"])
+def test_a_trampled_record_is_named_as_that_and_never_followed(sc: Scene, mode: str, size: int, garbage: bytes) -> None:
     pool = sc.pool(mode=mode)
     s = sc.stream(pool)
+    size += next(_odd)
     neighbours = [pool.allocate_raw(64, stream=s) for _ in range(3)]
     pointer = pool.allocate_raw(size, stream=s)
     found = records(LIVE, size)
     assert len(found) == 1, "the record of a block of this size is the only one"
     whole = open_and_read(found[0], 64)
-    garbage = garbage if len(garbage) > 2 else b"\x10\xeb\0\0"
     trample(found[0], garbage)
     for stream in (s, sc.stream(pool), None):
         with pytest.raises(sp.TrampledRecordError, match=f"{hex(pointer)}.*overwritten"):
@@ -290,8 +307,9 @@ def open_and_read(address: int, size: int) -> bytes:
 def test_a_buffer_with_a_trampled_record_says_so_and_its_drop_is_silent(sc: Scene) -> None:
     pool = sc.pool()
     s = sc.stream(pool)
-    block = pool.allocate(1249, stream=s)
-    (record,) = records(LIVE, 1249)
+    size = 1237 + next(_odd)
+    block = pool.allocate(size, stream=s)
+    (record,) = records(LIVE, size)
     whole = open_and_read(record, 64)
     trample(record, b"\xee" * 8)
     with pytest.raises(sp.TrampledRecordError, match="overwritten"):
@@ -307,6 +325,7 @@ def test_a_buffer_with_a_trampled_record_says_so_and_its_drop_is_silent(sc: Scen
 def test_a_free_slot_or_extent_whose_record_was_trampled_is_not_handed_out(sc: Scene, size: int) -> None:
     pool = sc.pool(limit=48 * MIB)
     s = sc.stream(pool)
+    size += next(_odd)
     pointer = pool.allocate_raw(size, stream=s)
     pool.free_raw(pointer, stream=s)
     (record,) = records(FREED, size)

@@ -1,4 +1,4 @@
-"""Early reuse is impossible, late reuse happens (R1–R4): random walks and a Hypothesis state machine over them."""
+"""Early reuse is impossible, late reuse happens (R1 to R4): random walks and a Hypothesis state machine over them."""
 
 from __future__ import annotations
 

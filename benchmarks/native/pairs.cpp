@@ -1,9 +1,9 @@
 // What an alloc + free pair costs the calling thread, against glibc's malloc + free in the same process.
 //   pairs [--device sim:0] [--options mode=production] [--repetitions 9] [--pairs 200000] [--threads N] [--json]
-// glibc is measured first, while the process has one thread and a fresh heap, which is its best case. Every figure is the
-// median (and the minimum) of the repetitions after one that is not counted; with threads it is that of the slowest one.
-// Prints a table, or with --json one JSON object. Measures through the public headers, as a C++ program would; the rows
-// "core" go around the C ABI and tell what that adds.
+// glibc is measured first, while the process has one thread and a fresh heap, which is its best case. Every figure is
+// the median (and the minimum) of the repetitions after one that is not counted; with threads it is that of the slowest
+// one. Prints a table, or with --json one JSON object. Measures through the public headers, as a C++ program would; the
+// rows "core" go around the C ABI and tell what that adds.
 #include <gnu/libc-version.h>
 #include <sys/utsname.h>
 
@@ -65,8 +65,8 @@ double pair_ns(std::size_t size, int pairs, const Alloc& alloc, const Free& free
   return (now_ns() - start) / pairs;
 }
 
-// 256 blocks live, sizes from 512 bytes to 1 MiB + 511: each step frees one and allocates one. The generator and the sizes
-// are those of the peers' measurements.
+// 256 blocks live, sizes from 512 bytes to 1 MiB + 511: each step frees one and allocates one. The generator and the
+// sizes are those of the peers' measurements.
 template <typename Alloc, typename Free>
 double window_ns(unsigned seed, int pairs, const Alloc& alloc, const Free& free) {
   std::vector<void*> live(kWindow, nullptr);
@@ -130,7 +130,8 @@ struct Bench {
   void three_patterns(const std::string& who, const Alloc& alloc, const Free& free) {
     const int pairs = arguments.pairs;
     add(repeat(arguments, "4 KiB pair, " + who, 1, [&](int) { return pair_ns(4096, pairs, alloc, free); }), malloc_4k);
-    add(repeat(arguments, "1 MiB pair, " + who, 1, [&](int) { return pair_ns(1 << 20, pairs, alloc, free); }), malloc_1m);
+    add(repeat(arguments, "1 MiB pair, " + who, 1, [&](int) { return pair_ns(1 << 20, pairs, alloc, free); }),
+        malloc_1m);
     add(repeat(arguments, "256 live, random sizes, " + who, 1,
                [&](int r) { return window_ns(static_cast<unsigned>(r) + 7, pairs, alloc, free); }),
         malloc_window);
@@ -139,8 +140,10 @@ struct Bench {
     const int pairs = arguments.pairs;
     const auto alloc = [](std::size_t size) { return std::malloc(size); };
     const auto free = [](void* pointer) { std::free(pointer); };
-    malloc_4k = repeat(arguments, "4 KiB pair, glibc malloc", 1, [&](int) { return pair_ns(4096, pairs, alloc, free); });
-    malloc_1m = repeat(arguments, "1 MiB pair, glibc malloc", 1, [&](int) { return pair_ns(1 << 20, pairs, alloc, free); });
+    malloc_4k =
+        repeat(arguments, "4 KiB pair, glibc malloc", 1, [&](int) { return pair_ns(4096, pairs, alloc, free); });
+    malloc_1m =
+        repeat(arguments, "1 MiB pair, glibc malloc", 1, [&](int) { return pair_ns(1 << 20, pairs, alloc, free); });
     malloc_window = repeat(arguments, "256 live, random sizes, glibc malloc", 1,
                            [&](int r) { return window_ns(static_cast<unsigned>(r) + 7, pairs, alloc, free); });
     for (const Figure& figure : {malloc_4k, malloc_1m, malloc_window}) add(figure, figure);
@@ -252,8 +255,8 @@ void print_json(const Arguments& arguments, const std::vector<Figure>& figures) 
 
 void print_table(const Arguments& arguments, const std::vector<Figure>& figures) {
   std::printf("%s, %s, %s; glibc %s, %u cores; median of %d repetitions of %d pairs\n", arguments.device.c_str(),
-              arguments.options.c_str(), processor().c_str(), gnu_get_libc_version(), std::thread::hardware_concurrency(),
-              arguments.repetitions, arguments.pairs);
+              arguments.options.c_str(), processor().c_str(), gnu_get_libc_version(),
+              std::thread::hardware_concurrency(), arguments.repetitions, arguments.pairs);
   std::printf("%-44s %8s %10s %10s %10s\n", "", "threads", "ns a pair", "min", "x malloc");
   for (const Figure& f : figures)
     std::printf("%-44s %8d %10.1f %10.1f %10.2f\n", f.what.c_str(), f.threads, f.median, f.minimum, f.against);
@@ -268,12 +271,18 @@ bool parse(int argc, char** argv, Arguments* out) {
     }
     if (i + 1 >= argc) return false;
     const char* const value = argv[++i];
-    if (name == "--device") out->device = value;
-    else if (name == "--options") out->options = value;
-    else if (name == "--repetitions") out->repetitions = std::atoi(value);
-    else if (name == "--pairs") out->pairs = std::atoi(value);
-    else if (name == "--threads") out->threads = std::atoi(value);
-    else return false;
+    if (name == "--device")
+      out->device = value;
+    else if (name == "--options")
+      out->options = value;
+    else if (name == "--repetitions")
+      out->repetitions = std::atoi(value);
+    else if (name == "--pairs")
+      out->pairs = std::atoi(value);
+    else if (name == "--threads")
+      out->threads = std::atoi(value);
+    else
+      return false;
   }
   return out->repetitions > 0 && out->pairs > 1 && out->threads >= 0;
 }
@@ -284,7 +293,8 @@ int main(int argc, char** argv) {
   Arguments arguments;
   if (!parse(argc, argv, &arguments)) {
     std::fprintf(stderr,
-                 "usage: %s [--device sim:0] [--options mode=production] [--repetitions 9] [--pairs 200000] [--threads N] [--json]\n",
+                 "usage: %s [--device sim:0] [--options mode=production] [--repetitions 9] [--pairs 200000] [--threads "
+                 "N] [--json]\n",
                  argv[0]);
     return 2;
   }
@@ -294,7 +304,8 @@ int main(int argc, char** argv) {
     const sp::Device device(arguments.device.c_str());
     const sp::Pool pool(device, "device", arguments.options.c_str());
     std::vector<sp::Stream> streams;
-    const int most = arguments.threads != 0 ? arguments.threads : static_cast<int>(std::max(2u, std::thread::hardware_concurrency()));
+    const int most = arguments.threads != 0 ? arguments.threads
+                                            : static_cast<int>(std::max(2u, std::thread::hardware_concurrency()));
     for (int i = 0; i < most; ++i) {
       streams.push_back(device.create_stream());
       pool.register_stream(streams.back());
@@ -315,7 +326,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
-  if (arguments.json) print_json(arguments, bench.figures);
-  else print_table(arguments, bench.figures);
+  if (arguments.json)
+    print_json(arguments, bench.figures);
+  else
+    print_table(arguments, bench.figures);
   return 0;
 }

@@ -48,7 +48,8 @@ void bind_device(nb::module_& m) {
              if (!status.ok()) raise_driver_error(driver::describe(status));
              return std::make_pair(free, total);
            })
-      .def("__repr__", [](const Driver& d) { return "<streampool device " + std::string(d.name()) + ", " + d.version() + ">"; });
+      .def("__repr__",
+           [](const Driver& d) { return "<streampool device " + std::string(d.name()) + ", " + d.version() + ">"; });
 
   m.def("open_device", [](const std::string& name) {
     driver::OpenError kind = driver::OpenError::none;

@@ -8,8 +8,8 @@ namespace {
 
 // Leaked: classes live as long as the interpreter.
 struct Classes {
-  PyObject *base, *out_of_memory, *invalid_free, *double_free, *foreign_free, *interior_free, *wrong_pool, *trampled, *stream, *capture,
-      *driver, *driver_not_found, *closed, *forked, *fault;
+  PyObject *base, *out_of_memory, *invalid_free, *double_free, *foreign_free, *interior_free, *wrong_pool, *trampled,
+      *stream, *capture, *driver, *driver_not_found, *closed, *forked, *fault;
 };
 Classes g_classes;
 
@@ -32,16 +32,21 @@ void bind_errors(nb::module_& m) {
   Classes& c = g_classes;
   c.base = make(m, "StreamPoolError", PyExc_Exception, "What every error of streampool derives from.");
   const nb::tuple memory = nb::make_tuple(nb::handle(c.base), nb::handle(PyExc_MemoryError));
-  c.out_of_memory = make(m, "OutOfMemoryError", memory.ptr(), "No memory could be found. `fields` has all that the text says, in bytes.");
-  c.invalid_free = make(m, "InvalidFreeError", c.base, "A free or a declared use of something that is not a live block of the pool.");
+  c.out_of_memory = make(m, "OutOfMemoryError", memory.ptr(),
+                         "No memory could be found. `fields` has all that the text says, in bytes.");
+  c.invalid_free = make(m, "InvalidFreeError", c.base,
+                        "A free or a declared use of something that is not a live block of the pool.");
   c.double_free = make(m, "DoubleFreeError", c.invalid_free, "The block is free already. Nothing was changed.");
   c.foreign_free = make(m, "ForeignFreeError", c.invalid_free, "No pool owns the address. Nothing was changed.");
-  c.interior_free = make(m, "InteriorFreeError", c.invalid_free, "The address lies inside a block, not at its start. Nothing was changed.");
+  c.interior_free = make(m, "InteriorFreeError", c.invalid_free,
+                         "The address lies inside a block, not at its start. Nothing was changed.");
   c.wrong_pool = make(m, "WrongPoolError", c.invalid_free, "The block belongs to another pool. Nothing was changed.");
-  c.trampled = make(m, "TrampledRecordError", c.invalid_free, "The pool's own record of the block was overwritten in host memory.");
+  c.trampled = make(m, "TrampledRecordError", c.invalid_free,
+                    "The pool's own record of the block was overwritten in host memory.");
   c.stream = make(m, "StreamError", c.base, "A stream that is closed, of another device, or not usable here.");
   c.capture = make(m, "CaptureError", c.stream, "The stream is capturing a graph. The capture is still valid.");
-  c.driver = make(m, "DriverError", c.base, "The driver refused a call; the text names the call and the driver's error.");
+  c.driver =
+      make(m, "DriverError", c.base, "The driver refused a call; the text names the call and the driver's error.");
   c.driver_not_found = make(m, "DriverNotFoundError", c.driver, "There is no driver library, or no device.");
   c.closed = make(m, "PoolClosedError", c.base, "The pool is closed: it hands out no more memory.");
   c.forked = make(m, "ForkedProcessError", c.base, "A pool was used in a forked child.");
@@ -114,7 +119,9 @@ void raise_driver_error(const std::string& text) { raise_as(g_classes.driver, te
 void raise_driver_error(driver::OpenError kind, const std::string& text) {
   using driver::OpenError;
   if (kind == OpenError::bad_name) raise_as(PyExc_ValueError, text);
-  raise_as(kind == OpenError::no_library || kind == OpenError::no_device ? g_classes.driver_not_found : g_classes.driver, text);
+  raise_as(
+      kind == OpenError::no_library || kind == OpenError::no_device ? g_classes.driver_not_found : g_classes.driver,
+      text);
 }
 
 }  // namespace streampool::python

@@ -27,7 +27,9 @@ nb::dict facts_dict(const debug::BlockFacts& f) {
 }
 
 nb::dict fault_dict(const debug::Fault& f) {
-  const auto optional = [](const std::optional<debug::BlockFacts>& facts) { return facts ? nb::object(facts_dict(*facts)) : nb::none(); };
+  const auto optional = [](const std::optional<debug::BlockFacts>& facts) {
+    return facts ? nb::object(facts_dict(*facts)) : nb::none();
+  };
   const auto bytes = [](const std::vector<std::uint8_t>& v) { return nb::bytes(v.data(), v.size()); };
   nb::dict d;
   d["kind"] = std::string(debug::fault_word(f.kind));

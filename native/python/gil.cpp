@@ -15,7 +15,8 @@ bool finalizing() {
 #endif
 }
 
-// How often this thread let go of the GIL of an interpreter that was already being torn down: then it is the one that does.
+// How often this thread let go of the GIL of an interpreter that was already being torn down: then it is the one that
+// does.
 thread_local int t_ends_it = 0;
 
 [[noreturn]] void park() {

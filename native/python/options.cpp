@@ -19,12 +19,18 @@ struct Option {
 // An option's value as text. None: not given.
 bool value_text(const std::string& name, nb::handle value, std::string* out) {
   if (value.is_none()) return false;
-  if (nb::isinstance<nb::str>(value)) *out = nb::cast<std::string>(value);
-  else if (PyBool_Check(value.ptr())) *out = value.is(Py_True) ? "true" : "false";
-  else if (PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr())) *out = nb::cast<std::string>(nb::str(value));
-  else if (PyObject_HasAttrString(value.ptr(), "value")) *out = nb::cast<std::string>(nb::str(value.attr("value")));  // an enum member
+  if (nb::isinstance<nb::str>(value))
+    *out = nb::cast<std::string>(value);
+  else if (PyBool_Check(value.ptr()))
+    *out = value.is(Py_True) ? "true" : "false";
+  else if (PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr()))
+    *out = nb::cast<std::string>(nb::str(value));
+  else if (PyObject_HasAttrString(value.ptr(), "value"))
+    *out = nb::cast<std::string>(nb::str(value.attr("value")));  // an enum member
   else
-    throw nb::type_error(("option '" + name + "' takes text, a number or a bool, not " + nb::cast<std::string>(nb::str(value.type().attr("__name__")))).c_str());
+    throw nb::type_error(("option '" + name + "' takes text, a number or a bool, not " +
+                          nb::cast<std::string>(nb::str(value.type().attr("__name__"))))
+                             .c_str());
   return true;
 }
 
@@ -75,11 +81,14 @@ void bind_options(nb::module_& m) {
       },
       nb::arg("arguments"), nb::arg("environment").none() = nb::none());
   m.def("parse_size", [](nb::object value) -> Bytes {
-    if (PyBool_Check(value.ptr())) throw nb::type_error("a size is a number of bytes or a text like '2GiB', not a bool");
+    if (PyBool_Check(value.ptr()))
+      throw nb::type_error("a size is a number of bytes or a text like '2GiB', not a bool");
     if (PyFloat_Check(value.ptr())) {
       const double d = PyFloat_AsDouble(value.ptr());
       if (!(d >= 0) || d != std::floor(d) || d >= 18446744073709551616.0)
-        throw nb::value_error(("a size is a whole number of bytes from 0 to 2^64 - 1, not " + nb::cast<std::string>(nb::repr(value))).c_str());
+        throw nb::value_error(
+            ("a size is a whole number of bytes from 0 to 2^64 - 1, not " + nb::cast<std::string>(nb::repr(value)))
+                .c_str());
       return static_cast<Bytes>(d);
     }
     if (!PyLong_Check(value.ptr()) && !nb::isinstance<nb::str>(value))

@@ -32,8 +32,8 @@ struct PyBuffer {
   pool::BlockRef block;
   Bytes size = 0;
   bool closed = false;
-  Py_ssize_t views = 0;         // exports of the buffer protocol
-  nb::object pool, stream;      // as the caller gave it; keeps the stream alive as long as the block
+  Py_ssize_t views = 0;     // exports of the buffer protocol
+  nb::object pool, stream;  // as the caller gave it; keeps the stream alive as long as the block
   std::vector<nb::object> recorded;
 
   ~PyBuffer() {
@@ -44,8 +44,8 @@ struct PyBuffer {
 
 Bytes size_argument(nb::handle size) {
   if (PyBool_Check(size.ptr()) || !PyLong_Check(size.ptr()))
-    throw nb::type_error(("a size is a whole number of bytes, not " + nb::cast<std::string>(nb::repr(size)) + " of type " +
-                          nb::cast<std::string>(nb::str(size.type().attr("__name__"))))
+    throw nb::type_error(("a size is a whole number of bytes, not " + nb::cast<std::string>(nb::repr(size)) +
+                          " of type " + nb::cast<std::string>(nb::str(size.type().attr("__name__"))))
                              .c_str());
   int overflow = 0;
   const long long small = PyLong_AsLongLongAndOverflow(size.ptr(), &overflow);
@@ -60,11 +60,14 @@ Bytes size_argument(nb::handle size) {
 
 Bytes alignment_argument(nb::handle alignment) {
   if (PyBool_Check(alignment.ptr()) || !PyLong_Check(alignment.ptr()))
-    throw nb::type_error(("an alignment is a whole number of bytes, not " + nb::cast<std::string>(nb::repr(alignment))).c_str());
+    throw nb::type_error(
+        ("an alignment is a whole number of bytes, not " + nb::cast<std::string>(nb::repr(alignment))).c_str());
   const unsigned long long value = PyLong_AsUnsignedLongLong(alignment.ptr());
   if (PyErr_Occurred() == nullptr) return value;
   PyErr_Clear();
-  throw nb::value_error(("an alignment is a power of two from 1 to 2097152 (2 MiB), not " + nb::cast<std::string>(nb::str(alignment))).c_str());
+  throw nb::value_error(
+      ("an alignment is a power of two from 1 to 2097152 (2 MiB), not " + nb::cast<std::string>(nb::str(alignment)))
+          .c_str());
 }
 
 // A size that may be written as text.
@@ -101,7 +104,8 @@ void raise_found_faults(PyPool& self) {
   if (!hook.is_none()) hook(nb::cast(&self, nb::rv_policy::reference));
 }
 
-pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle stream, bool stream_ordered, bool raw, std::string_view tag) {
+pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle stream, bool stream_ordered, bool raw,
+                        std::string_view tag) {
   raise_found_faults(self);
   Core& core = *self.core;
   pool::AllocRequest request;
@@ -130,7 +134,8 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
     self.closed = true;
     return;
   }
-  if (self.views != 0) throw nb::buffer_error("the buffer cannot be closed while NumPy arrays or memoryviews of it exist");
+  if (self.views != 0)
+    throw nb::buffer_error("the buffer cannot be closed while NumPy arrays or memoryviews of it exist");
   if (stream.is_none()) {
     self.closed = true;
     self.core->release(self.block);
@@ -168,7 +173,8 @@ void must_be_open(const PyBuffer& self, const char* verb) {
   if (self.closed) throw nb::value_error((std::string(verb) + ": the buffer is closed").c_str());
   // Its memory may have been freed by address, and have a new owner since, who is not to be harmed.
   if (!self.core->live(self.block))
-    throw nb::value_error((std::string(verb) + ": the block at " + pool::hex(self.block.address) + " was freed by its address").c_str());
+    throw nb::value_error(
+        (std::string(verb) + ": the block at " + pool::hex(self.block.address) + " was freed by its address").c_str());
 }
 
 bool host_accessible(const PyBuffer& self) {
@@ -207,7 +213,8 @@ void wait_for_stream(Core& core, driver::StreamHandle stream) {
 struct HostView {
   Py_buffer view{};
   explicit HostView(nb::handle object, bool writable) {
-    if (PyObject_GetBuffer(object.ptr(), &view, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0) throw nb::python_error();
+    if (PyObject_GetBuffer(object.ptr(), &view, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0)
+      throw nb::python_error();
   }
   ~HostView() { PyBuffer_Release(&view); }
   HostView(const HostView&) = delete;
@@ -217,10 +224,13 @@ struct HostView {
 void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
   const char* verb = to_other ? "copy_to" : "copy_from";
   must_be_open(self, verb);
-  const driver::StreamHandle handle = stream_handle(stream.is_none() ? nb::handle(self.stream) : stream, *self.core, verb);
+  const driver::StreamHandle handle =
+      stream_handle(stream.is_none() ? nb::handle(self.stream) : stream, *self.core, verb);
   const auto sizes = [&](Bytes there) {
     if (there != self.size)
-      throw nb::value_error((std::string(verb) + ": the sizes differ: " + std::to_string(self.size) + " and " + std::to_string(there) + " bytes").c_str());
+      throw nb::value_error((std::string(verb) + ": the sizes differ: " + std::to_string(self.size) + " and " +
+                             std::to_string(there) + " bytes")
+                                .c_str());
   };
   const auto queue = [&](Address there) {
     driver::Status status;
@@ -241,8 +251,8 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
   }
   HostView view(other, to_other);
   sizes(static_cast<Bytes>(view.view.len));
-  // The driver's copy to or from ordinary host memory blocks until the stream is there, and knows no Ctrl-C: so the wait
-  // comes first.
+  // The driver's copy to or from ordinary host memory blocks until the stream is there, and knows no Ctrl-C: so the
+  // wait comes first.
   wait_for_stream(*self.core, handle);
   queue(reinterpret_cast<Address>(view.view.buf));
   // Ordinary host memory is nobody's stream's: it must be done with before the caller goes on.
@@ -252,8 +262,10 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
 int get_buffer(PyObject* object, Py_buffer* view, int flags) noexcept {
   PyBuffer* self = nb::inst_ptr<PyBuffer>(object);
   if (self->closed || !host_accessible(*self)) {
-    PyErr_SetString(PyExc_BufferError, self->closed ? "the buffer is closed"
-                                                    : "device memory cannot be viewed from the host; copy_to() a host array, or use kind='pinned'");
+    PyErr_SetString(PyExc_BufferError,
+                    self->closed
+                        ? "the buffer is closed"
+                        : "device memory cannot be viewed from the host; copy_to() a host array, or use kind='pinned'");
     view->obj = nullptr;
     return -1;
   }
@@ -291,7 +303,8 @@ PyType_Slot g_buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_bu
                                 {0, nullptr}};
 
 void free_raw(PyPool& self, nb::handle pointer, nb::handle stream) {
-  if (PyBool_Check(pointer.ptr()) || !PyLong_Check(pointer.ptr())) throw nb::type_error("free_raw: a pointer is an int address");
+  if (PyBool_Check(pointer.ptr()) || !PyLong_Check(pointer.ptr()))
+    throw nb::type_error("free_raw: a pointer is an int address");
   const unsigned long long address = PyLong_AsUnsignedLongLong(pointer.ptr());
   if (PyErr_Occurred() != nullptr) {
     PyErr_Clear();
@@ -325,11 +338,15 @@ void guarded(Call&& call) {
   check_interrupt();
 }
 
-std::unique_ptr<PyPool> make_pool(std::shared_ptr<driver::Driver> driver, const std::string& kind, const std::string& name, nb::dict options) {
+std::unique_ptr<PyPool> make_pool(std::shared_ptr<driver::Driver> driver, const std::string& kind,
+                                  const std::string& name, nb::dict options) {
   Kind k = Kind::device;
-  if (kind == "pinned") k = Kind::pinned;
-  else if (kind == "managed") k = Kind::managed;
-  else if (kind != "device") throw nb::value_error(("kind is 'device', 'pinned' or 'managed', not '" + kind + "'").c_str());
+  if (kind == "pinned")
+    k = Kind::pinned;
+  else if (kind == "managed")
+    k = Kind::managed;
+  else if (kind != "device")
+    throw nb::value_error(("kind is 'device', 'pinned' or 'managed', not '" + kind + "'").c_str());
   pool::OptionMap map;
   for (auto [key, value] : options) map[nb::cast<std::string>(key)] = nb::cast<std::string>(value);
   pool::Options parsed;
@@ -367,12 +384,36 @@ nb::dict stats_dict(Core& core) {
   }
   nb::dict d;
 #define PUT(field) d[#field] = s.field
-  PUT(in_use); PUT(rounding); PUT(guards); PUT(quarantined); PUT(pending); PUT(cached); PUT(reserved);
-  PUT(in_use_peak); PUT(reserved_peak); PUT(limit); PUT(largest_free);
-  PUT(allocations); PUT(frees); PUT(live_blocks); PUT(allocated_bytes);
-  PUT(segments); PUT(handles); PUT(streams); PUT(slabs); PUT(extents);
-  PUT(fences); PUT(fences_failed); PUT(polls); PUT(wait_edges); PUT(context_events); PUT(stream_lookups);
-  PUT(host_waits); PUT(out_of_memory); PUT(trampled); PUT(legacy_fences);
+  PUT(in_use);
+  PUT(rounding);
+  PUT(guards);
+  PUT(quarantined);
+  PUT(pending);
+  PUT(cached);
+  PUT(reserved);
+  PUT(in_use_peak);
+  PUT(reserved_peak);
+  PUT(limit);
+  PUT(largest_free);
+  PUT(allocations);
+  PUT(frees);
+  PUT(live_blocks);
+  PUT(allocated_bytes);
+  PUT(segments);
+  PUT(handles);
+  PUT(streams);
+  PUT(slabs);
+  PUT(extents);
+  PUT(fences);
+  PUT(fences_failed);
+  PUT(polls);
+  PUT(wait_edges);
+  PUT(context_events);
+  PUT(stream_lookups);
+  PUT(host_waits);
+  PUT(out_of_memory);
+  PUT(trampled);
+  PUT(legacy_fences);
 #undef PUT
   nb::dict paths;
   for (std::size_t i = 0; i < pool::kPathCount; ++i) paths[pool::path_words()[i]] = s.paths[i];
@@ -386,116 +427,143 @@ std::shared_ptr<Core> core_of(nb::handle pool) { return nb::cast<PyPool&>(pool).
 
 void bind_pool(nb::module_& m) {
   m.attr("_fault_hook") = nb::none();
-  nb::class_<PyPool>(m, "Pool", nb::dynamic_attr(), nb::is_weak_referenceable(), "A stream-ordered memory pool. Use streampool.Pool.")
-      .def("__init__",
-           [](PyPool* self, std::shared_ptr<driver::Driver> driver, const std::string& kind, const std::string& name, nb::dict options) {
-             new (self) PyPool(std::move(*make_pool(std::move(driver), kind, name, options)));
-           },
-           nb::arg("driver"), nb::kw_only(), nb::arg("kind"), nb::arg("name"), nb::arg("options"))
+  nb::class_<PyPool>(m, "Pool", nb::dynamic_attr(), nb::is_weak_referenceable(),
+                     "A stream-ordered memory pool. Use streampool.Pool.")
+      .def(
+          "__init__",
+          [](PyPool* self, std::shared_ptr<driver::Driver> driver, const std::string& kind, const std::string& name,
+             nb::dict options) { new (self) PyPool(std::move(*make_pool(std::move(driver), kind, name, options))); },
+          nb::arg("driver"), nb::kw_only(), nb::arg("kind"), nb::arg("name"), nb::arg("options"))
       .def_prop_ro("name", [](const PyPool& p) { return p.core->name(); })
       .def_prop_ro("kind", [](const PyPool& p) { return std::string(kind_name(p.core->kind())); })
       .def_prop_ro("driver", [](const PyPool& p) { return p.core->shared_driver(); })
       .def_prop_ro("options", [](const PyPool& p) { return nb::dict(p.options); })
       .def_prop_ro("is_closed", [](const PyPool& p) { return p.core->closed(); })
-      .def("allocate",
-           [](nb::object self, nb::object size, nb::object stream, nb::object alignment, std::optional<bool> stream_ordered, std::optional<std::string> tag) {
-             PyPool& p = nb::cast<PyPool&>(self);
-             const Bytes bytes = size_argument(size);
-             stream = resolve_current(stream, *p.core);
-             const pool::BlockRef block = allocate(p, bytes, alignment_argument(alignment), stream, stream_ordered.value_or(false), false,
-                                                   tag ? std::string_view(*tag) : std::string_view());
-             nb::object buffer = nb::inst_alloc(nb::type<PyBuffer>());
-             PyBuffer* b = nb::inst_ptr<PyBuffer>(buffer);
-             new (b) PyBuffer{p.core, block, bytes, false, 0, self, stream, {}};
-             nb::inst_mark_ready(buffer);
-             return buffer;
-           },
-           nb::arg("size"), nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("alignment") = 256,
-           nb::arg("stream_ordered") = nb::none(), nb::arg("tag") = nb::none(),
-           "Allocate `size` bytes on `stream`. Raises OutOfMemoryError, StreamError, PoolClosedError, ValueError, TypeError.")
-      .def("allocate_raw",
-           [](PyPool& p, nb::object size, nb::object stream, nb::object alignment) {
-             const Address address = allocate(p, size_argument(size), alignment_argument(alignment), stream, false, true, {}).address;
-             return address;
-           },
-           nb::arg("size"), nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("alignment") = 256,
-           "As allocate, but gives the address; free it with free_raw.")
+      .def(
+          "allocate",
+          [](nb::object self, nb::object size, nb::object stream, nb::object alignment,
+             std::optional<bool> stream_ordered, std::optional<std::string> tag) {
+            PyPool& p = nb::cast<PyPool&>(self);
+            const Bytes bytes = size_argument(size);
+            stream = resolve_current(stream, *p.core);
+            const pool::BlockRef block =
+                allocate(p, bytes, alignment_argument(alignment), stream, stream_ordered.value_or(false), false,
+                         tag ? std::string_view(*tag) : std::string_view());
+            nb::object buffer = nb::inst_alloc(nb::type<PyBuffer>());
+            PyBuffer* b = nb::inst_ptr<PyBuffer>(buffer);
+            new (b) PyBuffer{p.core, block, bytes, false, 0, self, stream, {}};
+            nb::inst_mark_ready(buffer);
+            return buffer;
+          },
+          nb::arg("size"), nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("alignment") = 256,
+          nb::arg("stream_ordered") = nb::none(), nb::arg("tag") = nb::none(),
+          "Allocate `size` bytes on `stream`. Raises OutOfMemoryError, StreamError, PoolClosedError, ValueError, "
+          "TypeError.")
+      .def(
+          "allocate_raw",
+          [](PyPool& p, nb::object size, nb::object stream, nb::object alignment) {
+            const Address address =
+                allocate(p, size_argument(size), alignment_argument(alignment), stream, false, true, {}).address;
+            return address;
+          },
+          nb::arg("size"), nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("alignment") = 256,
+          "As allocate, but gives the address; free it with free_raw.")
       .def("free_raw", &free_raw, nb::arg("ptr"), nb::kw_only(), nb::arg("stream").none() = nb::none(),
            "Free a block by address, on `stream`; None: on the block's own. Raises InvalidFreeError, StreamError.")
-      .def("record_stream_raw",
-           [](PyPool& p, Address address, nb::object stream) {
-             const driver::StreamHandle handle = stream_handle(stream, *p.core, "record_stream", true);
-             guarded([&](Failure* f) { return p.core->record_stream(address, handle, f); });
-           },
-           nb::arg("ptr"), nb::arg("stream"))
-      .def("record_event_raw",
-           [](PyPool& p, Address address, nb::object event) {
-             const driver::EventHandle handle = event_handle(event);
-             guarded([&](Failure* f) { return p.core->record_event(address, handle, f); });
-           },
-           nb::arg("ptr"), nb::arg("event"))
-      .def("register_stream",
-           [](PyPool& p, nb::object stream) {
-             const driver::StreamHandle handle = stream_handle(stream, *p.core, "register_stream");
-             guarded([&](Failure* f) { return p.core->register_stream(handle, f); });
-           },
-           nb::arg("stream"))
-      .def("forget_stream",
-           [](PyPool& p, nb::object stream) {
-             const driver::StreamHandle handle = stream_handle(stream, *p.core, "forget_stream");
-             guarded([&](Failure* f) { return p.core->forget_stream(handle, f); });
-           },
-           nb::arg("stream"))
-      .def("begin_capturing", [](PyPool& p, nb::object) { WithoutGil release; p.core->begin_capture(); }, nb::arg("stream").none())
-      .def("end_capturing", [](PyPool& p, nb::object) { WithoutGil release; p.core->end_capture(); }, nb::arg("stream").none())
-      .def("reserve",
-           [](PyPool& p, nb::object size) {
-             const Bytes bytes = flexible_size(size);
-             Bytes reserved = 0;
-             guarded([&](Failure* f) { return p.core->reserve(bytes, &reserved, f); });
-             return reserved;
-           },
-           nb::arg("size"), "Take memory from the driver in advance, up to `size` bytes in all; gives the bytes reserved.")
-      .def("trim",
-           [](PyPool& p, nb::object keep) {
-             must_not_be_forked();
-             const Bytes bytes = flexible_size(keep);
-             pool::TrimResult r;
-             {
-               WithoutGil release;
-               r = p.core->trim(bytes);
-             }
-             check_interrupt();
-             nb::dict d;
-             d["released"] = r.released;
-             d["pinned_by_live"] = r.pinned_by_live;
-             d["pending"] = r.pending;
-             d["reserved"] = r.reserved;
-             return d;
-           },
-           nb::arg("keep_bytes") = 0)
+      .def(
+          "record_stream_raw",
+          [](PyPool& p, Address address, nb::object stream) {
+            const driver::StreamHandle handle = stream_handle(stream, *p.core, "record_stream", true);
+            guarded([&](Failure* f) { return p.core->record_stream(address, handle, f); });
+          },
+          nb::arg("ptr"), nb::arg("stream"))
+      .def(
+          "record_event_raw",
+          [](PyPool& p, Address address, nb::object event) {
+            const driver::EventHandle handle = event_handle(event);
+            guarded([&](Failure* f) { return p.core->record_event(address, handle, f); });
+          },
+          nb::arg("ptr"), nb::arg("event"))
+      .def(
+          "register_stream",
+          [](PyPool& p, nb::object stream) {
+            const driver::StreamHandle handle = stream_handle(stream, *p.core, "register_stream");
+            guarded([&](Failure* f) { return p.core->register_stream(handle, f); });
+          },
+          nb::arg("stream"))
+      .def(
+          "forget_stream",
+          [](PyPool& p, nb::object stream) {
+            const driver::StreamHandle handle = stream_handle(stream, *p.core, "forget_stream");
+            guarded([&](Failure* f) { return p.core->forget_stream(handle, f); });
+          },
+          nb::arg("stream"))
+      .def(
+          "begin_capturing",
+          [](PyPool& p, nb::object) {
+            WithoutGil release;
+            p.core->begin_capture();
+          },
+          nb::arg("stream").none())
+      .def(
+          "end_capturing",
+          [](PyPool& p, nb::object) {
+            WithoutGil release;
+            p.core->end_capture();
+          },
+          nb::arg("stream").none())
+      .def(
+          "reserve",
+          [](PyPool& p, nb::object size) {
+            const Bytes bytes = flexible_size(size);
+            Bytes reserved = 0;
+            guarded([&](Failure* f) { return p.core->reserve(bytes, &reserved, f); });
+            return reserved;
+          },
+          nb::arg("size"),
+          "Take memory from the driver in advance, up to `size` bytes in all; gives the bytes reserved.")
+      .def(
+          "trim",
+          [](PyPool& p, nb::object keep) {
+            must_not_be_forked();
+            const Bytes bytes = flexible_size(keep);
+            pool::TrimResult r;
+            {
+              WithoutGil release;
+              r = p.core->trim(bytes);
+            }
+            check_interrupt();
+            nb::dict d;
+            d["released"] = r.released;
+            d["pinned_by_live"] = r.pinned_by_live;
+            d["pending"] = r.pending;
+            d["reserved"] = r.reserved;
+            return d;
+          },
+          nb::arg("keep_bytes") = 0)
       .def("stats", [](PyPool& p) { return stats_dict(*p.core); })
       .def("reset_peaks", [](PyPool& p) { p.core->reset_peaks(); })
-      .def("check",
-           [](PyPool& p, double timeout) {
-             must_not_be_forked();
-             pool::CheckReport r;
-             {
-               WithoutGil release;
-               r = p.core->check(timeout);
-             }
-             check_interrupt();
-             if (r.errc == Errc::driver) raise_driver_error(r.text);
-             nb::dict d;
-             d["checked_blocks"] = r.result.checked_blocks;
-             d["checked_bytes"] = r.result.checked_bytes;
-             d["faults"] = r.result.faults;
-             nb::list skipped;
-             for (const debug::BlockFacts& f : r.result.not_checked) skipped.append(facts_dict(f));
-             d["not_checked"] = skipped;
-             return d;
-           },
-           nb::arg("timeout") = 10.0)
+      .def(
+          "check",
+          [](PyPool& p, double timeout) {
+            must_not_be_forked();
+            pool::CheckReport r;
+            {
+              WithoutGil release;
+              r = p.core->check(timeout);
+            }
+            check_interrupt();
+            if (r.errc == Errc::driver) raise_driver_error(r.text);
+            nb::dict d;
+            d["checked_blocks"] = r.result.checked_blocks;
+            d["checked_bytes"] = r.result.checked_bytes;
+            d["faults"] = r.result.faults;
+            nb::list skipped;
+            for (const debug::BlockFacts& f : r.result.not_checked) skipped.append(facts_dict(f));
+            d["not_checked"] = skipped;
+            return d;
+          },
+          nb::arg("timeout") = 10.0)
       .def("take_faults",
            [](PyPool& p) {
              nb::list out;
@@ -519,42 +587,44 @@ void bind_pool(nb::module_& m) {
              return out;
            })
       .def("debug_totals", [](PyPool& p) { return totals_dict(p.core->debug_totals()); })
-      .def("audit", [](PyPool& p) {
-             must_not_be_forked();
-             WithoutGil release;
-             return p.core->audit();
-           },
-           "Recompute all counters and check all structures: an empty text, or what does not hold. For tests.")
-      .def("set_oom_callback",
-           [](PyPool& p, nb::object callback) {
-             if (callback.is_none()) {
-               p.core->hooks().out_of_memory = nullptr;
-               return;
-             }
-             // Held for ever rather than dropped without the GIL: the core may outlive the interpreter.
-             PyObject* held = callback.release().ptr();
-             p.core->hooks().out_of_memory = [held](Bytes size) {
-               if (driver::ending() != driver::Ending::no || Py_IsInitialized() == 0) return false;
-               WithGil gil;
-               PyObject* answer = PyObject_CallFunction(held, "K", static_cast<unsigned long long>(size));
-               if (answer == nullptr) {
-                 PyErr_WriteUnraisable(held);
-                 return false;
-               }
-               const bool again = PyObject_IsTrue(answer) == 1;
-               Py_DECREF(answer);
-               return again;
-             };
-           },
-           nb::arg("callback").none())
-      .def("close",
-           [](PyPool& p) {
-             {
-               WithoutGil release;
-               p.core->close();
-             }
-             check_interrupt();
-           });
+      .def(
+          "audit",
+          [](PyPool& p) {
+            must_not_be_forked();
+            WithoutGil release;
+            return p.core->audit();
+          },
+          "Recompute all counters and check all structures: an empty text, or what does not hold. For tests.")
+      .def(
+          "set_oom_callback",
+          [](PyPool& p, nb::object callback) {
+            if (callback.is_none()) {
+              p.core->hooks().out_of_memory = nullptr;
+              return;
+            }
+            // Held for ever rather than dropped without the GIL: the core may outlive the interpreter.
+            PyObject* held = callback.release().ptr();
+            p.core->hooks().out_of_memory = [held](Bytes size) {
+              if (driver::ending() != driver::Ending::no || Py_IsInitialized() == 0) return false;
+              WithGil gil;
+              PyObject* answer = PyObject_CallFunction(held, "K", static_cast<unsigned long long>(size));
+              if (answer == nullptr) {
+                PyErr_WriteUnraisable(held);
+                return false;
+              }
+              const bool again = PyObject_IsTrue(answer) == 1;
+              Py_DECREF(answer);
+              return again;
+            };
+          },
+          nb::arg("callback").none())
+      .def("close", [](PyPool& p) {
+        {
+          WithoutGil release;
+          p.core->close();
+        }
+        check_interrupt();
+      });
 
   nb::class_<PyBuffer>(m, "Buffer", nb::type_slots(g_buffer_slots), nb::is_weak_referenceable(),
                        "One block of a pool. Made by Pool.allocate; dropping the last reference releases it.")
@@ -584,65 +654,84 @@ void bind_pool(nb::module_& m) {
                      d["stream"] = s == driver::kDefaultStream ? driver::kLegacyStream : s;
                      return d;
                    })
-      .def("record_stream",
-           [](PyBuffer& b, nb::object stream) {
-             must_be_open(b, "record_stream");
-             const driver::StreamHandle handle = stream_handle(stream, *b.core, "record_stream", true);
-             guarded([&](Failure* f) { return b.core->record_stream(b.block, handle, f); });
-             if (!stream.is_none() && !PyLong_Check(stream.ptr())) b.recorded.push_back(stream);
-           },
-           nb::arg("stream"), "Work queued on `stream` until the block is freed may touch it.")
-      .def("record_event",
-           [](PyBuffer& b, nb::object event) {
-             must_be_open(b, "record_event");
-             const driver::EventHandle handle = event_handle(event);
-             guarded([&](Failure* f) { return b.core->record_event(b.block, handle, f); });
-           },
-           nb::arg("event"), "Only what `event` covers may touch the block beside its own stream.")
+      .def(
+          "record_stream",
+          [](PyBuffer& b, nb::object stream) {
+            must_be_open(b, "record_stream");
+            const driver::StreamHandle handle = stream_handle(stream, *b.core, "record_stream", true);
+            guarded([&](Failure* f) { return b.core->record_stream(b.block, handle, f); });
+            if (!stream.is_none() && !PyLong_Check(stream.ptr())) b.recorded.push_back(stream);
+          },
+          nb::arg("stream"), "Work queued on `stream` until the block is freed may touch it.")
+      .def(
+          "record_event",
+          [](PyBuffer& b, nb::object event) {
+            must_be_open(b, "record_event");
+            const driver::EventHandle handle = event_handle(event);
+            guarded([&](Failure* f) { return b.core->record_event(b.block, handle, f); });
+          },
+          nb::arg("event"), "Only what `event` covers may touch the block beside its own stream.")
       .def("close", &close_buffer, nb::arg("stream").none() = nb::none(),
-           "Free on `stream`, which must be ordered after all use; None: release, ordered by the block's own streams. Twice is harmless.")
-      .def("fill",
-           [](PyBuffer& b, nb::object value, nb::object stream) {
-             must_be_open(b, "fill");
-             if (PyBool_Check(value.ptr()) || !PyLong_Check(value.ptr())) throw nb::type_error("fill: a value is an int from 0 to 255");
-             const long byte = PyLong_AsLong(value.ptr());
-             if (byte < 0 || byte > 255) {
-               PyErr_Clear();
-               throw nb::value_error(("fill: a value is an int from 0 to 255, not " + nb::cast<std::string>(nb::str(value))).c_str());
-             }
-             const driver::StreamHandle handle = stream_handle(stream.is_none() ? nb::handle(b.stream) : stream, *b.core, "fill");
-             driver::Status status;
-             {
-               WithoutGil release;
-               if (b.size != 0) status = b.core->driver().fill(handle, b.block.address, static_cast<std::uint8_t>(byte), b.size);
-             }
-             if (!status.ok()) raise_driver_error("fill: " + driver::describe(status));
-           },
-           nb::arg("value"), nb::kw_only(), nb::arg("stream").none() = nb::none())
-      .def("copy_to", [](PyBuffer& b, nb::object dst, nb::object stream) { copy(b, dst, stream, true); }, nb::arg("dst"), nb::kw_only(),
-           nb::arg("stream").none() = nb::none(), "Copy to a Buffer (queued) or to writable host memory (waits).")
-      .def("copy_from", [](PyBuffer& b, nb::object src, nb::object stream) { copy(b, src, stream, false); }, nb::arg("src"), nb::kw_only(),
-           nb::arg("stream").none() = nb::none(), "Copy from a Buffer (queued) or from host memory (waits).")
-      .def("numpy",
-           [](nb::object self, nb::object dtype) {
-             const PyBuffer& b = nb::cast<const PyBuffer&>(self);
-             must_be_open(b, "numpy");
-             const nb::module_ np = nb::module_::import_("numpy");
-             if (b.size == 0) return np.attr("empty")(0, dtype);
-             return np.attr("frombuffer")(self, dtype);
-           },
-           nb::arg("dtype") = "uint8", "A NumPy view of host-accessible memory; the block cannot be closed while it lives.")
+           "Free on `stream`, which must be ordered after all use; None: release, ordered by the block's own streams. "
+           "Twice is harmless.")
+      .def(
+          "fill",
+          [](PyBuffer& b, nb::object value, nb::object stream) {
+            must_be_open(b, "fill");
+            if (PyBool_Check(value.ptr()) || !PyLong_Check(value.ptr()))
+              throw nb::type_error("fill: a value is an int from 0 to 255");
+            const long byte = PyLong_AsLong(value.ptr());
+            if (byte < 0 || byte > 255) {
+              PyErr_Clear();
+              throw nb::value_error(
+                  ("fill: a value is an int from 0 to 255, not " + nb::cast<std::string>(nb::str(value))).c_str());
+            }
+            const driver::StreamHandle handle =
+                stream_handle(stream.is_none() ? nb::handle(b.stream) : stream, *b.core, "fill");
+            driver::Status status;
+            {
+              WithoutGil release;
+              if (b.size != 0)
+                status = b.core->driver().fill(handle, b.block.address, static_cast<std::uint8_t>(byte), b.size);
+            }
+            if (!status.ok()) raise_driver_error("fill: " + driver::describe(status));
+          },
+          nb::arg("value"), nb::kw_only(), nb::arg("stream").none() = nb::none())
+      .def(
+          "copy_to", [](PyBuffer& b, nb::object dst, nb::object stream) { copy(b, dst, stream, true); }, nb::arg("dst"),
+          nb::kw_only(), nb::arg("stream").none() = nb::none(),
+          "Copy to a Buffer (queued) or to writable host memory (waits).")
+      .def(
+          "copy_from", [](PyBuffer& b, nb::object src, nb::object stream) { copy(b, src, stream, false); },
+          nb::arg("src"), nb::kw_only(), nb::arg("stream").none() = nb::none(),
+          "Copy from a Buffer (queued) or from host memory (waits).")
+      .def(
+          "numpy",
+          [](nb::object self, nb::object dtype) {
+            const PyBuffer& b = nb::cast<const PyBuffer&>(self);
+            must_be_open(b, "numpy");
+            const nb::module_ np = nb::module_::import_("numpy");
+            if (b.size == 0) return np.attr("empty")(0, dtype);
+            return np.attr("frombuffer")(self, dtype);
+          },
+          nb::arg("dtype") = "uint8",
+          "A NumPy view of host-accessible memory; the block cannot be closed while it lives.")
       .def("facts",
            [](const PyBuffer& b) {
              const auto facts = b.core->facts(b.block);
              return facts ? nb::object(facts_dict(*facts)) : nb::none();
            })
-      .def("__enter__", [](nb::object self) { must_be_open(nb::cast<PyBuffer&>(self), "with"); return self; })
+      .def("__enter__",
+           [](nb::object self) {
+             must_be_open(nb::cast<PyBuffer&>(self), "with");
+             return self;
+           })
       .def("__exit__", [](PyBuffer& b, nb::args) { close_buffer(b, nb::none()); })
       .def("__len__", [](const PyBuffer& b) { return b.size; })
       .def("__repr__", [](const PyBuffer& b) {
-        return "<streampool buffer, " + std::to_string(b.size) + " bytes of " + std::string(kind_name(b.core->kind())) + " memory on " +
-               std::string(b.core->driver().name()) + (b.closed ? ", closed>" : " at " + pool::hex(b.block.address) + ">");
+        return "<streampool buffer, " + std::to_string(b.size) + " bytes of " + std::string(kind_name(b.core->kind())) +
+               " memory on " + std::string(b.core->driver().name()) +
+               (b.closed ? ", closed>" : " at " + pool::hex(b.block.address) + ">");
       });
 }
 

@@ -28,8 +28,10 @@ struct Outcome {
 class Stamps {
  public:
   static constexpr Bytes kEdge = 16;
-  explicit Stamps(pool::Core& core) : core_(core), direct_(host_visible(core.kind()) || core.driver().capabilities().device_memory_on_host) {
-    if (!direct_) ready_ = core.driver().mem_alloc(Kind::pinned, 4096, &mailbox_).ok() && core.driver().event_create(&event_).ok();
+  explicit Stamps(pool::Core& core)
+      : core_(core), direct_(host_visible(core.kind()) || core.driver().capabilities().device_memory_on_host) {
+    if (!direct_)
+      ready_ = core.driver().mem_alloc(Kind::pinned, 4096, &mailbox_).ok() && core.driver().event_create(&event_).ok();
   }
   ~Stamps() {
     if (direct_) return;
@@ -56,10 +58,13 @@ class Stamps {
     const Bytes edge = std::min(size, kEdge);
     if (edge == 0) return true;
     const std::uint8_t value = stamp(id);
-    if (direct_) return all(reinterpret_cast<const std::uint8_t*>(at), edge, value) && all(reinterpret_cast<const std::uint8_t*>(at + size - edge), edge, value);
+    if (direct_)
+      return all(reinterpret_cast<const std::uint8_t*>(at), edge, value) &&
+             all(reinterpret_cast<const std::uint8_t*>(at + size - edge), edge, value);
     if (!ready_) return false;
     driver::Driver& d = core_.driver();
-    if (!d.copy(stream, mailbox_, at, edge).ok() || !d.copy(stream, mailbox_ + kEdge, at + size - edge, edge).ok() || !d.event_record(event_, stream).ok())
+    if (!d.copy(stream, mailbox_, at, edge).ok() || !d.copy(stream, mailbox_ + kEdge, at + size - edge, edge).ok() ||
+        !d.event_record(event_, stream).ok())
       return false;
     driver::Status status = d.event_query(event_);
     while (status.code == driver::Code::not_ready) status = d.event_query(event_);
@@ -81,8 +86,9 @@ class Stamps {
 
 // One pass over the trace; blocks that live on are freed at its end. `tick` is called now and then and may end it.
 template <typename Tick>
-Outcome run_pass(pool::Core& core, const Trace& trace, const std::vector<driver::StreamHandle>& handles, std::vector<pool::BlockRef>& blocks,
-                 std::vector<std::uint64_t>& sizes, Stamps* stamps, double* ns_per_event, Tick&& tick) {
+Outcome run_pass(pool::Core& core, const Trace& trace, const std::vector<driver::StreamHandle>& handles,
+                 std::vector<pool::BlockRef>& blocks, std::vector<std::uint64_t>& sizes, Stamps* stamps,
+                 double* ns_per_event, Tick&& tick) {
   Outcome out;
   std::uint64_t live = 0;
   std::vector<std::uint32_t> home(blocks.size(), 0);
@@ -127,7 +133,9 @@ Outcome run_pass(pool::Core& core, const Trace& trace, const std::vector<driver:
   out.live_at_end = live;
   for (std::size_t id = 0; id < blocks.size(); ++id) {
     if (blocks[id].record == nullptr) continue;
-    if (stamps != nullptr && !stamps->good(blocks[id].address, sizes[id], static_cast<std::uint32_t>(id), handles[home[id]])) ++out.verify_errors;
+    if (stamps != nullptr &&
+        !stamps->good(blocks[id].address, sizes[id], static_cast<std::uint32_t>(id), handles[home[id]]))
+      ++out.verify_errors;
     pool::FreeRequest request;
     request.stream = handles[home[id]];
     core.free(blocks[id], request, &failure);
@@ -141,8 +149,8 @@ Outcome run_pass(pool::Core& core, const Trace& trace, const std::vector<driver:
 void bind_replay(nb::module_& m) {
   m.def(
       "replay",
-      [](nb::object pool, nb::bytes actions, nb::bytes ids, nb::bytes sizes, nb::bytes streams, std::vector<std::uintptr_t> handles, int passes,
-         bool verify, nb::object progress) {
+      [](nb::object pool, nb::bytes actions, nb::bytes ids, nb::bytes sizes, nb::bytes streams,
+         std::vector<std::uintptr_t> handles, int passes, bool verify, nb::object progress) {
         const std::shared_ptr<pool::Core> core = core_of(pool);
         Trace trace;
         trace.events = actions.size();
@@ -168,7 +176,8 @@ void bind_replay(nb::module_& m) {
           if (PyErr_CheckSignals() != 0) return stopped = true, false;
           if (!progress.is_none()) {
             try {
-              progress(static_cast<std::size_t>(pass) * trace.events + done, static_cast<std::size_t>(total) * trace.events);
+              progress(static_cast<std::size_t>(pass) * trace.events + done,
+                       static_cast<std::size_t>(total) * trace.events);
             } catch (nb::python_error& error) {
               error.restore();
               return stopped = true, false;
@@ -214,8 +223,8 @@ void bind_replay(nb::module_& m) {
         d["verify_errors"] = verified.verify_errors;
         return d;
       },
-      nb::arg("pool"), nb::arg("actions"), nb::arg("ids"), nb::arg("sizes"), nb::arg("streams"), nb::arg("handles"), nb::kw_only(),
-      nb::arg("passes"), nb::arg("verify"), nb::arg("progress").none() = nb::none());
+      nb::arg("pool"), nb::arg("actions"), nb::arg("ids"), nb::arg("sizes"), nb::arg("streams"), nb::arg("handles"),
+      nb::kw_only(), nb::arg("passes"), nb::arg("verify"), nb::arg("progress").none() = nb::none());
 }
 
 }  // namespace streampool::python

@@ -265,8 +265,7 @@ void bind_machine(nb::module_& m) {
   });
   m.def("in_use", &sim::in_use);
   m.def("device_count", &sim::device_count);
-  m.def(
-      "device", [](int ordinal) { return DeviceRef{find(ordinal)}; }, nb::arg("ordinal"));
+  m.def("device", [](int ordinal) { return DeviceRef{find(ordinal)}; }, nb::arg("ordinal"));
   m.def("settle", [] {
     empty_graveyard();
     {

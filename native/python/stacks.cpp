@@ -19,7 +19,7 @@ struct Frame {
 
 // Guarded by the GIL. Code objects are kept: a report may come long after the function is gone.
 struct StackTable {
-  std::deque<std::vector<Frame>> stacks;                       // id - 1
+  std::deque<std::vector<Frame>> stacks;  // id - 1
   std::unordered_multimap<std::size_t, debug::StackId> by_hash;
 };
 StackTable& table() {
@@ -62,7 +62,8 @@ debug::StackId capture_stack(int depth) noexcept {
   const auto [first, last] = t.by_hash.equal_range(hash);
   for (auto it = first; it != last; ++it) {
     const std::vector<Frame>& known = t.stacks[it->second - 1];
-    if (known.size() == static_cast<std::size_t>(count) && std::equal(known.begin(), known.end(), frames)) return it->second;
+    if (known.size() == static_cast<std::size_t>(count) && std::equal(known.begin(), known.end(), frames))
+      return it->second;
   }
   try {
     t.stacks.emplace_back(frames, frames + count);

@@ -11,7 +11,8 @@ PyObject* g_current_stream_hook = nullptr;  // callable(simulated) -> object or 
 PyObject *g_cuda_stream, *g_is_closed, *g_device, *g_device_id, *g_handle;
 
 [[noreturn]] void wrong_type(nb::handle stream, const char* verb) {
-  throw nb::type_error((std::string(verb) + ": a stream is None, an int handle or an object with __cuda_stream__(), not " +
+  throw nb::type_error((std::string(verb) +
+                        ": a stream is None, an int handle or an object with __cuda_stream__(), not " +
                         nb::cast<std::string>(nb::str(stream.type().attr("__name__"))))
                            .c_str());
 }
@@ -20,7 +21,9 @@ driver::StreamHandle int_handle(nb::handle value, const char* verb) {
   const unsigned long long handle = PyLong_AsUnsignedLongLong(value.ptr());
   if (handle == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    throw nb::value_error((std::string(verb) + ": a stream handle is a number from 0 to 2^64 - 1, not " + nb::cast<std::string>(nb::str(value))).c_str());
+    throw nb::value_error((std::string(verb) + ": a stream handle is a number from 0 to 2^64 - 1, not " +
+                           nb::cast<std::string>(nb::str(value)))
+                              .c_str());
   }
   return static_cast<driver::StreamHandle>(handle);
 }
@@ -57,7 +60,8 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
   const PythonCall call;
   const nb::object closed = attribute(stream, g_is_closed);
   if (closed.is_valid() && closed.is(Py_True))
-    raise_stream_error(std::string(verb) + ": the stream object is closed; nothing was done. Use a live stream, or its replacement");
+    raise_stream_error(std::string(verb) +
+                       ": the stream object is closed; nothing was done. Use a live stream, or its replacement");
   nb::object protocol = attribute(stream, g_cuda_stream);
   if (!protocol.is_valid()) wrong_type(stream, verb);
   if (PyCallable_Check(protocol.ptr())) {
@@ -77,7 +81,8 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
       const long ordinal = PyLong_AsLong(id.ptr());
       driver::Driver& d = const_cast<pool::Core&>(core).driver();
       if (ordinal != d.ordinal())
-        raise_stream_error(std::string(verb) + ": the stream belongs to device " + std::to_string(ordinal) + ", the pool to " + std::string(d.name()));
+        raise_stream_error(std::string(verb) + ": the stream belongs to device " + std::to_string(ordinal) +
+                           ", the pool to " + std::string(d.name()));
     }
   }
   return handle;
@@ -103,10 +108,13 @@ void bind_streams(nb::module_& m) {
   g_device = PyUnicode_InternFromString("device");
   g_device_id = PyUnicode_InternFromString("device_id");
   g_handle = PyUnicode_InternFromString("handle");
-  m.def("set_current_stream_hook", [](nb::object hook) {
-    Py_XDECREF(g_current_stream_hook);
-    g_current_stream_hook = hook.is_none() ? nullptr : hook.release().ptr();
-  }, nb::arg("hook").none());
+  m.def(
+      "set_current_stream_hook",
+      [](nb::object hook) {
+        Py_XDECREF(g_current_stream_hook);
+        g_current_stream_hook = hook.is_none() ? nullptr : hook.release().ptr();
+      },
+      nb::arg("hook").none());
 }
 
 }  // namespace streampool::python

@@ -96,7 +96,8 @@ sp_status status_of(pool::Errc code) {
 
 sp_status finish(pool::Errc code, pool::Failure& failure) {
   if (code == pool::Errc::ok) return SP_OK;
-  return fail(failure.lost ? SP_ERROR_DEVICE_LOST : status_of(code), failure.text.empty() ? std::string(pool::errc_word(code)) : std::move(failure.text));
+  return fail(failure.lost ? SP_ERROR_DEVICE_LOST : status_of(code),
+              failure.text.empty() ? std::string(pool::errc_word(code)) : std::move(failure.text));
 }
 
 sp_status finish(const driver::Status& status) {

@@ -1,4 +1,5 @@
-// Runs the table of native tests without Python: for sanitizers and debuggers. `native_tests [WORD]` runs those whose name has WORD.
+// Runs the table of native tests without Python: for sanitizers and debuggers. `native_tests [WORD]` runs those whose
+// name has WORD.
 #include <cstdio>
 #include <cstring>
 #include <exception>

@@ -45,7 +45,8 @@ struct PoolScene : Scene {
     request.size = size;
     request.alignment = alignment;
     request.stream = stream;
-    if (core->allocate(request, &block, &failure) != pool::Errc::ok) fail(__FILE__, __LINE__, "allocate: " + failure.text);
+    if (core->allocate(request, &block, &failure) != pool::Errc::ok)
+      fail(__FILE__, __LINE__, "allocate: " + failure.text);
     CHECK_EQ(block.address % std::max(alignment, kMinAlignment), Bytes{0});
     return block;
   }
@@ -66,7 +67,8 @@ struct PoolScene : Scene {
     pool::Failure failure;
     pool::FreeRequest request;
     request.stream = stream;
-    if (core->free(block, request, &failure) != pool::Errc::ok) testing::fail(__FILE__, __LINE__, "free: " + failure.text);
+    if (core->free(block, request, &failure) != pool::Errc::ok)
+      testing::fail(__FILE__, __LINE__, "free: " + failure.text);
   }
   void record(const pool::BlockRef& block, StreamHandle stream) const {
     pool::Failure failure;

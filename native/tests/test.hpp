@@ -47,13 +47,13 @@ void check_eq(const A& a, const B& b, const char* text, const char* file, int li
 
 #define STREAMPOOL_TEST_CAT2(a, b) a##b
 #define STREAMPOOL_TEST_CAT(a, b) STREAMPOOL_TEST_CAT2(a, b)
-#define STREAMPOOL_TEST(sentence)                                                                              \
-  static void STREAMPOOL_TEST_CAT(streampool_test_, __LINE__)();                                               \
-  static const ::streampool::testing::Register STREAMPOOL_TEST_CAT(streampool_register_, __LINE__)(            \
-      sentence, __FILE__, STREAMPOOL_TEST_CAT(streampool_test_, __LINE__));                                    \
+#define STREAMPOOL_TEST(sentence)                                                                   \
+  static void STREAMPOOL_TEST_CAT(streampool_test_, __LINE__)();                                    \
+  static const ::streampool::testing::Register STREAMPOOL_TEST_CAT(streampool_register_, __LINE__)( \
+      sentence, __FILE__, STREAMPOOL_TEST_CAT(streampool_test_, __LINE__));                         \
   static void STREAMPOOL_TEST_CAT(streampool_test_, __LINE__)()
-#define CHECK(condition) \
-  do {                   \
+#define CHECK(condition)                                                           \
+  do {                                                                             \
     if (!(condition)) ::streampool::testing::fail(__FILE__, __LINE__, #condition); \
   } while (0)
 #define CHECK_EQ(a, b) ::streampool::testing::check_eq((a), (b), #a " == " #b, __FILE__, __LINE__)

@@ -372,8 +372,10 @@ STREAMPOOL_TEST("a write after free is found at check and when the block leaves 
     pool.free(block);
     pool.debugger.check(0);
     spoil(pool, block.address + 777, 4);
-    if (leave) pool.debugger.give_up(Debugger::kEverything);
-    else pool.debugger.check(0);
+    if (leave)
+      pool.debugger.give_up(Debugger::kEverything);
+    else
+      pool.debugger.check(0);
     expect_one(pool, FaultKind::write_after_free, block.serial, block.address + 777, block.address + 780);
     CHECK(holds_pattern(pool, block.begin, block.reserved));
     pool.debugger.give_up(Debugger::kEverything);
@@ -822,12 +824,15 @@ STREAMPOOL_TEST("random frees, gates, writes and failures: every planted fault i
     std::set<std::uint64_t> planted;
     for (int step = 0; step < 300; ++step) {
       switch (pick(8)) {
-        case 0: case 1: case 2: {
+        case 0:
+        case 1:
+        case 2: {
           live.push_back(pool.allocate(pick(3000)));
           all.push_back(live.back());
           break;
         }
-        case 3: case 4: {
+        case 3:
+        case 4: {
           if (live.empty()) break;
           const std::size_t at = pick(static_cast<unsigned>(live.size()));
           if (pick(3) == 0) pool.gate_shut.insert(live[at].serial);

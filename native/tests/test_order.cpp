@@ -1,5 +1,5 @@
-// Tickets, marks and fences, rule by rule (R1 and R3 of docs/design.md), without any driver: `Events` is a fake that knows
-// which work has run and complains about every event that is used wrongly. May import order/ only.
+// Tickets, marks and fences, rule by rule (R1 and R3 of docs/design.md), without any driver: `Events` is a fake that
+// knows which work has run and complains about every event that is used wrongly. May import order/ only.
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -166,7 +166,9 @@ class FakeEvents final : public Events {
     ++it->second.held;
     return true;
   }
-  void complain(const char* what, EventId event) { misuse_ += "event " + std::to_string(event) + " was " + what + "; "; }
+  void complain(const char* what, EventId event) {
+    misuse_ += "event " + std::to_string(event) + " was " + what + "; ";
+  }
   std::vector<EventId> take(std::vector<EventId>* from) {
     std::lock_guard lock(mutex_);
     return std::exchange(*from, {});
@@ -632,7 +634,8 @@ STREAMPOOL_TEST("events are used again") {
   scene.finish();
 }
 
-STREAMPOOL_TEST("a stream whose work never ends keeps a bounded number of fences, and thinning completes no mark early") {
+STREAMPOOL_TEST(
+    "a stream whose work never ends keeps a bounded number of fences, and thinning completes no mark early") {
   OrderScene scene;
   Stream& s = scene.stream();
   std::vector<Mark> marks;  // mark i stands behind work i + 1
@@ -908,8 +911,8 @@ STREAMPOOL_TEST("a context event that is late for a mark completed meanwhile tak
 
 // -- threads ---------------------------------------------------------------------------------------------------------
 
-// Threads that free, record, poll and wait on shared streams while another one lets work run. The fake complains about any
-// event that is used wrongly; a completed ticket whose work has not run is early reuse.
+// Threads that free, record, poll and wait on shared streams while another one lets work run. The fake complains about
+// any event that is used wrongly; a completed ticket whose work has not run is early reuse.
 STREAMPOOL_TEST("concurrent frees, records, polls and waits complete nothing early and lose no event") {
   constexpr int kThreads = 4, kRounds = 5000, kStreams = 3;
   OrderScene scene;

@@ -1,5 +1,5 @@
-// Placement is pure numbers: size classes, slots, the page map, and extents against a simple model that is driven by random
-// operations (STREAMPOOL_TEST_SEED=N repeats a run). May import placement/ only.
+// Placement is pure numbers: size classes, slots, the page map, and extents against a simple model that is driven by
+// random operations (STREAMPOOL_TEST_SEED=N repeats a run). May import placement/ only.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -259,8 +259,10 @@ struct ExtentScene {
   }
   void put(Extent* extent, ExtentState state, int index, std::uint64_t stamp) {
     const Address begin = extent->begin;
-    if (state == ExtentState::unmapped) map.put_unmapped(extent);
-    else map.put_free(extent, indexes[index], stamp);
+    if (state == ExtentState::unmapped)
+      map.put_unmapped(extent);
+    else
+      map.put_free(extent, indexes[index], stamp);
     Piece& piece = pieces.at(begin);
     piece.state = state;
     piece.index = state == ExtentState::unmapped ? -1 : index;
@@ -271,7 +273,8 @@ struct ExtentScene {
   void merge_around(Address begin) {
     auto it = pieces.find(begin);
     const auto alike = [](const Piece& a, const Piece& b) { return a.state == b.state && a.index == b.index; };
-    if (auto next = std::next(it); next != pieces.end() && inside_range(next->first) && alike(it->second, next->second)) {
+    if (auto next = std::next(it);
+        next != pieces.end() && inside_range(next->first) && alike(it->second, next->second)) {
       it->second.size += next->second.size;
       it->second.stamp = std::max(it->second.stamp, next->second.stamp);
       pieces.erase(next);
@@ -386,14 +389,16 @@ struct ExtentScene {
         Extent* found = in.best_fit(size, alignment);
         CHECK(found == slow_best_fit(index, size, alignment));
         if (found != nullptr)
-          carve(found, round_up(found->begin, alignment), size, random.below(4) == 0 ? ExtentState::busy : ExtentState::taken);
+          carve(found, round_up(found->begin, alignment), size,
+                random.below(4) == 0 ? ExtentState::busy : ExtentState::taken);
         break;
       }
       case 4:
       case 5:
       case 6: {  // free
         Extent* extent = some(random.below(3) == 0 ? ExtentState::busy : ExtentState::taken);
-        if (extent != nullptr) put(extent, ExtentState::free, static_cast<int>(random.below(kOthers)), random.below(50));
+        if (extent != nullptr)
+          put(extent, ExtentState::free, static_cast<int>(random.below(kOthers)), random.below(50));
         break;
       }
       case 7: {  // into other hands
@@ -424,7 +429,8 @@ struct ExtentScene {
   }
 };
 
-STREAMPOOL_TEST("extents behave like a plain list of pieces under random cutting, freeing, holding, joining and unmapping") {
+STREAMPOOL_TEST(
+    "extents behave like a plain list of pieces under random cutting, freeing, holding, joining and unmapping") {
   const std::uint64_t first = chosen_seed();
   for (std::uint64_t seed = first; seed < first + 8; ++seed) {
     ExtentScene scene(seed * 2654435761u + 1);
@@ -445,8 +451,8 @@ STREAMPOOL_TEST("extents behave like a plain list of pieces under random cutting
       scene.check_indexes();
       CHECK_EQ(scene.map.extent_count(), std::size_t{3});
     } catch (const testing::Failure& failure) {
-      throw testing::Failure(std::string(failure.what()) + "\n  STREAMPOOL_TEST_SEED=" + std::to_string(seed) + ", step " +
-                             std::to_string(step));
+      throw testing::Failure(std::string(failure.what()) + "\n  STREAMPOOL_TEST_SEED=" + std::to_string(seed) +
+                             ", step " + std::to_string(step));
     }
   }
 }
@@ -459,8 +465,9 @@ STREAMPOOL_TEST("best fit takes the smallest extent that holds the size, and the
   std::vector<Extent*> made;
   Address at = range->begin;
   for (const Bytes size : {8192u, 4096u, 16384u, 4096u, 1024u}) {
-    made.push_back(map.carve(range->first->index != nullptr && made.empty() ? range->first : map.unmapped().best_fit(size, 512), at,
-                             size, ExtentState::busy));
+    made.push_back(
+        map.carve(range->first->index != nullptr && made.empty() ? range->first : map.unmapped().best_fit(size, 512),
+                  at, size, ExtentState::busy));
     at += size;
     map.carve(map.unmapped().best_fit(512, 512), at, 512, ExtentState::taken);
     at += 512;
@@ -515,7 +522,8 @@ STREAMPOOL_TEST("the extents of two ranges that touch stay two") {
   FreeIndex index;
   Range* low = map.add_range(kGiB, kMiB);
   Range* high = map.add_range(kGiB + kMiB, kMiB);
-  for (Range* range : {high, low}) map.put_free(map.carve(range->first, range->begin, kMiB, ExtentState::busy), index, 0);
+  for (Range* range : {high, low})
+    map.put_free(map.carve(range->first, range->begin, kMiB, ExtentState::busy), index, 0);
   CHECK_EQ(index.count(), std::size_t{2});
   CHECK(index.best_fit(kMiB + 512, 512) == nullptr);
   CHECK(map.range_of(kGiB + kMiB - 1) == low);

@@ -1,5 +1,5 @@
-// The pool from C++ on the simulated device: what its fast paths cost the driver, how memory is found, what a wrong free is
-// told, what the counters say. The random runs are in test_pool_random.cpp, the threads in test_stress.cpp.
+// The pool from C++ on the simulated device: what its fast paths cost the driver, how memory is found, what a wrong
+// free is told, what the counters say. The random runs are in test_pool_random.cpp, the threads in test_stress.cpp.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -60,7 +60,8 @@ STREAMPOOL_TEST("a raw handle costs two look-ups a call, does it capture and wha
   PoolScene scene;
   const StreamHandle s = scene.stream();
   scene.free(scene.alloc(4096, s), s);
-  const std::uint64_t all = scene.all_calls(), capturing = scene.calls(Call::stream_is_capturing), ids = scene.calls(Call::stream_id);
+  const std::uint64_t all = scene.all_calls(), capturing = scene.calls(Call::stream_is_capturing),
+                      ids = scene.calls(Call::stream_id);
   constexpr std::uint64_t kPairs = 20;
   for (std::uint64_t i = 0; i < kPairs; ++i) scene.free(scene.alloc(4096, s), s);
   CHECK_EQ(scene.calls(Call::stream_is_capturing) - capturing, 2 * kPairs);
@@ -68,7 +69,8 @@ STREAMPOOL_TEST("a raw handle costs two look-ups a call, does it capture and wha
   CHECK_EQ(scene.all_calls() - all, 4 * kPairs);
 }
 
-STREAMPOOL_TEST("small frees of a raw handle are fenced in batches of 64 or of 1 MiB, one of 1 MiB in the call itself") {
+STREAMPOOL_TEST(
+    "small frees of a raw handle are fenced in batches of 64 or of 1 MiB, one of 1 MiB in the call itself") {
   PoolScene scene;
   const StreamHandle s = scene.stream();
   const auto fences = [&] { return scene.calls(Call::event_record); };
@@ -144,7 +146,8 @@ STREAMPOOL_TEST("the short calls do what the long ones do, or nothing") {
   scene.audit();
 }
 
-// -- how memory is found: each path once --------------------------------------------------------------------------------
+// -- how memory is found: each path once
+// --------------------------------------------------------------------------------
 
 STREAMPOOL_TEST("path own: memory of the same stream comes back at once, while its work is still pending") {
   PoolScene scene;
@@ -186,7 +189,8 @@ STREAMPOOL_TEST("path completed: another stream's memory comes once its work is 
       options.wait = false;
       options.fence_age = 5;
       PoolScene scene(options);
-      const StreamHandle s = registered ? scene.lasting() : scene.stream(), t = registered ? scene.lasting() : scene.stream();
+      const StreamHandle s = registered ? scene.lasting() : scene.stream(),
+                         t = registered ? scene.lasting() : scene.stream();
       std::vector<BlockRef> blocks;
       for (int i = 0; i < 20; ++i) blocks.push_back(scene.alloc(size, s));
       std::set<Address> addresses;
@@ -403,7 +407,8 @@ STREAMPOOL_TEST("the words of the reuse paths are those of their table") {
   CHECK_EQ(std::string(path_words()[static_cast<std::size_t>(Path::called_back)]), std::string("called_back"));
 }
 
-// -- wrong frees (R8) --------------------------------------------------------------------------------------------------
+// -- wrong frees (R8)
+// --------------------------------------------------------------------------------------------------
 
 // A free that must fail with `errc`, name `word`, and change nothing.
 void refused(const PoolScene& scene, Address address, StreamHandle s, Errc errc, const std::string& word) {
@@ -412,7 +417,8 @@ void refused(const PoolScene& scene, Address address, StreamHandle s, Errc errc,
   const Errc got = scene.free_quietly(address, s, &failure);
   CHECK_EQ(std::string(errc_word(got)), std::string(errc_word(errc)));
   CHECK(failure.code == errc);
-  if (!contains(failure.text, word)) testing::fail(__FILE__, __LINE__, "'" + failure.text + "' does not say '" + word + "'");
+  if (!contains(failure.text, word))
+    testing::fail(__FILE__, __LINE__, "'" + failure.text + "' does not say '" + word + "'");
   const Stats after = scene.core->stats();
   CHECK_EQ(after.in_use, before.in_use);
   CHECK_EQ(after.frees, before.frees);
@@ -655,7 +661,8 @@ STREAMPOOL_TEST("memory in pieces that went back to the driver is nobody's, whoe
   scene.audit();
 }
 
-// -- sizes and alignments (R10) -----------------------------------------------------------------------------------------
+// -- sizes and alignments (R10)
+// -----------------------------------------------------------------------------------------
 
 STREAMPOOL_TEST("blocks of no bytes are unique, freeable, and cost no memory") {
   PoolScene scene;
@@ -682,8 +689,8 @@ STREAMPOOL_TEST("every size meets every alignment, with guards and without, and 
     std::vector<std::pair<Address, Bytes>> taken;
     std::vector<BlockRef> blocks;
     for (Bytes alignment = 1; alignment <= kMaxAlignment; alignment *= 2)
-      for (const Bytes size : {Bytes{0}, Bytes{1}, Bytes{256}, Bytes{257}, Bytes{4096}, Bytes{60000}, 64 * kKiB, 64 * kKiB + 1,
-                               Bytes{300000}, 2 * kMiB + 1}) {
+      for (const Bytes size : {Bytes{0}, Bytes{1}, Bytes{256}, Bytes{257}, Bytes{4096}, Bytes{60000}, 64 * kKiB,
+                               64 * kKiB + 1, Bytes{300000}, 2 * kMiB + 1}) {
         blocks.push_back(scene.alloc(size, s, alignment));
         taken.emplace_back(blocks.back().address, size);
       }
@@ -743,9 +750,11 @@ STREAMPOOL_TEST("a size that no device has, and an alignment that is none, are e
   scene.audit();
 }
 
-// -- memory that the host touches (R2) -------------------------------------------------------------------------------------
+// -- memory that the host touches (R2)
+// -------------------------------------------------------------------------------------
 
-STREAMPOOL_TEST("host-visible memory is handed out only when its work is done, unless the caller promises stream order") {
+STREAMPOOL_TEST(
+    "host-visible memory is handed out only when its work is done, unless the caller promises stream order") {
   for (const Kind kind : {Kind::pinned, Kind::managed})
     for (const Bytes size : {Bytes{4096}, kMiB}) {
       PoolScene scene(steady(), seeded(), kind);
@@ -776,7 +785,8 @@ STREAMPOOL_TEST("host-visible memory is handed out only when its work is done, u
     }
 }
 
-// -- counters (R19) --------------------------------------------------------------------------------------------------------
+// -- counters (R19)
+// --------------------------------------------------------------------------------------------------------
 
 STREAMPOOL_TEST("counters of one thread are exact, peaks included") {
   PoolScene scene;
@@ -796,8 +806,10 @@ STREAMPOOL_TEST("counters of one thread are exact, peaks included") {
     } else if (!blocks.empty()) {
       const std::size_t at = (x >> 30) % blocks.size();
       in_use -= scene.core->facts(blocks[at])->size;
-      if (x % 3 == 0) scene.core->release(blocks[at]);
-      else scene.free(blocks[at], s);
+      if (x % 3 == 0)
+        scene.core->release(blocks[at]);
+      else
+        scene.free(blocks[at], s);
       blocks[at] = blocks.back();
       blocks.pop_back();
     }
@@ -809,7 +821,8 @@ STREAMPOOL_TEST("counters of one thread are exact, peaks included") {
     CHECK_EQ(stats.allocations, allocations);
     CHECK_EQ(stats.frees, allocations - blocks.size());
     CHECK_EQ(stats.live_blocks, std::uint64_t{blocks.size()});
-    CHECK_EQ(stats.in_use + stats.rounding + stats.guards + stats.quarantined + stats.pending + stats.cached, stats.reserved);
+    CHECK_EQ(stats.in_use + stats.rounding + stats.guards + stats.quarantined + stats.pending + stats.cached,
+             stats.reserved);
     CHECK(stats.reserved_peak >= stats.reserved);
     CHECK_EQ(stats.reserved, scene.device->used_memory());
   }
@@ -842,7 +855,8 @@ STREAMPOOL_TEST("what threads counted stays counted when they end") {
   scene.audit();
 }
 
-// -- limit, trim, close (R11, R13, R21) --------------------------------------------------------------------------------------
+// -- limit, trim, close (R11, R13, R21)
+// --------------------------------------------------------------------------------------
 
 STREAMPOOL_TEST("the limit bounds what is reserved at every step, also with work pending") {
   Options options = steady();
@@ -859,8 +873,10 @@ STREAMPOOL_TEST("the limit bounds what is reserved at every step, also with work
     request.size = (x >> 33) % (3 * kMiB);
     request.stream = i % 3 == 0 ? t : s;
     BlockRef block;
-    if (scene.core->allocate(request, &block, &failure) == Errc::ok) blocks.push_back(block);
-    else CHECK(failure.code == Errc::out_of_memory);
+    if (scene.core->allocate(request, &block, &failure) == Errc::ok)
+      blocks.push_back(block);
+    else
+      CHECK(failure.code == Errc::out_of_memory);
     if (blocks.size() > 5) {
       scene.free(blocks.front(), i % 2 == 0 ? s : t);
       blocks.erase(blocks.begin());
@@ -931,7 +947,8 @@ STREAMPOOL_TEST("live blocks of a closed pool stay valid until they are freed, i
   scene.core->close();
   scene.core->close();
   scene.free(b, s);
-  CHECK(scene.device->launch({.stream = s, .accesses = {sim::writes(a.address, 4096), sim::writes(c.address, kLarge)}}));
+  CHECK(
+      scene.device->launch({.stream = s, .accesses = {sim::writes(a.address, 4096), sim::writes(c.address, kLarge)}}));
   CHECK(sim::settle());
   scene.core->release(c);
   Failure failure;
@@ -943,7 +960,8 @@ STREAMPOOL_TEST("live blocks of a closed pool stay valid until they are freed, i
   CHECK(sim::races().empty());
 }
 
-// -- declared uses, and streams that come and go ---------------------------------------------------------------------------
+// -- declared uses, and streams that come and go
+// ---------------------------------------------------------------------------
 
 STREAMPOOL_TEST("a recorded stream holds the block back until its work up to the free is done") {
   for (const Bytes size : {Bytes{4096}, kLarge}) {
@@ -961,6 +979,52 @@ STREAMPOOL_TEST("a recorded stream holds the block back until its work up to the
     if (size == kLarge) CHECK(found.contains(block.address));
     scene.audit();
   }
+}
+
+// The slot's own stream may use it since it waits for the recorded one; a third stream waits for nobody.
+STREAMPOOL_TEST("a slot that its own stream got by waiting for another one is not complete for anybody else") {
+  Options options = steady();
+  options.limit = 6 * kMiB;
+  options.wait_timeout = 0;
+  PoolScene scene(options);
+  const StreamHandle s = scene.lasting(), t = scene.lasting(), reader = scene.stream();
+  std::vector<BlockRef> slots;
+  for (int i = 0; i < 512; ++i) slots.push_back(scene.alloc(4096, s));  // 2 MiB
+  const BlockRef large = scene.alloc(kLarge, reader);                   // the rest of the limit
+  const BlockRef first = slots[10], second = slots[20];
+  for (const BlockRef& block : {first, second}) scene.record(block, reader);
+  auto gate = std::make_shared<sim::Gate>();
+  CHECK(scene.device->launch({.stream = reader,
+                              .accesses = {sim::reads(first.address, 4096), sim::reads(second.address, 4096)},
+                              .gate = gate}));
+  scene.free(first, s);
+  scene.free(second, s);
+  scene.free(large, reader);  // fenced in the call
+  // t's miss has s fenced: the frees on s are complete, those of the reader are not.
+  Failure failure;
+  for (int i = 0; i < 3; ++i) {
+    CHECK(scene.try_alloc(4096, t, &failure) == Errc::out_of_memory);
+    CHECK(sim::settle());
+  }
+  CHECK_EQ(scene.alloc(kLarge, s).address, large.address);
+  CHECK_EQ(scene.path(Path::waited), std::uint64_t{1});
+  const BlockRef again = scene.alloc(4096, s);
+  CHECK(again.address == first.address || again.address == second.address);
+  // The other one is still being read.
+  AllocRequest request;
+  request.size = 4096;
+  request.stream = t;
+  BlockRef early;
+  if (scene.core->allocate(request, &early, &failure) == Errc::ok) {
+    CHECK(scene.device->launch({.stream = t, .accesses = {sim::writes(early.address, 4096)}}));
+    CHECK(sim::races().empty());
+    testing::fail(__FILE__, __LINE__, "there was memory after all");
+  }
+  gate->open();
+  CHECK(sim::settle());
+  for (int i = 0; i < 3 && scene.try_alloc(4096, t, &failure) != Errc::ok; ++i) CHECK(sim::settle());
+  CHECK(sim::races().empty());
+  scene.audit();
 }
 
 STREAMPOOL_TEST("a recorded event holds the block back for what the event covers, and for nothing later") {
@@ -1041,7 +1105,8 @@ STREAMPOOL_TEST("streams that are swept away leave no event behind") {
     gates.push_back(scene.gated(streams.back()));
     scene.free(block, streams.back());  // fenced in the call
   }
-  // While t waits for them, the work ends; the questions after those fences fail, and a context event says that all is done.
+  // While t waits for them, the work ends; the questions after those fences fail, and a context event says that all is
+  // done.
   scene.core->hooks().interrupted = [&] {
     for (const auto& gate : gates) gate->open();
     CHECK(sim::settle());

@@ -1,6 +1,7 @@
-// Random programs over the pool on the seeded simulated device: streams that last and streams that come and go, gated work,
-// recorded streams, frees on other streams, implicit releases, trims. After each step the pool is audited from the ground and
-// the device is asked for races: memory handed out too early is one. STREAMPOOL_TEST_SEED=N repeats a run.
+// Random programs over the pool on the seeded simulated device: streams that last and streams that come and go, gated
+// work, recorded streams, frees on other streams, implicit releases, trims. After each step the pool is audited from
+// the ground and the device is asked for races: memory handed out too early is one. STREAMPOOL_TEST_SEED=N repeats a
+// run.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -33,6 +34,7 @@ struct Settings {
   Options options = steady();
   Kind kind = Kind::device;
   bool failing = false;  // the driver fails a call now and then
+  bool tight = false;    // two sizes and few streams, so that everybody wants the same memory
   int steps = 250;
 };
 
@@ -41,7 +43,8 @@ struct Program : PoolScene {
     BlockRef block;
     Bytes size = 0;
     StreamHandle home = 0;
-    std::vector<StreamHandle> recorded;  // from the first one on the block is only read
+    std::vector<StreamHandle> recorded{};  // from the first one on the block is only read
+    bool used = false;
   };
 
   Settings settings;
@@ -53,17 +56,21 @@ struct Program : PoolScene {
   std::uint64_t refused = 0;
 
   Program(const Settings& with, std::uint64_t seed)
-      : PoolScene(with.options, seeded(seed), with.kind), settings(with), random{seed * 2654435761u + 88172645463325252u} {
+      : PoolScene(with.options, seeded(seed), with.kind),
+        settings(with),
+        random{seed * 2654435761u + 88172645463325252u} {
     for (int i = 0; i < 2; ++i) lasting_streams.push_back(lasting());
     lasting_streams.push_back(kLegacyStream);
     for (int i = 0; i < 3; ++i) raw.push_back(stream());
   }
 
   StreamHandle some_stream() {
+    if (settings.tight) return random.one_in(2) ? raw[0] : lasting_streams[random.below(2)];
     if (random.one_in(12)) return kPerThreadStream;
     return random.one_in(2) ? raw[random.below(raw.size())] : lasting_streams[random.below(lasting_streams.size())];
   }
   Bytes some_size() {
+    if (settings.tight) return random.one_in(4) ? kMiB : 64 * kKiB;
     switch (random.below(6)) {
       case 0: return random.below(3);
       case 1: return random.below(3 * kMiB);
@@ -85,10 +92,11 @@ struct Program : PoolScene {
   // The pool's next call meets a driver that fails one of its calls.
   void sabotage() {
     if (!settings.failing || !random.one_in(3)) return;
-    static constexpr Call kCalls[] = {Call::mem_create,     Call::mem_map,      Call::mem_set_access, Call::mem_unmap,
-                                      Call::mem_release,    Call::event_create, Call::event_record,   Call::event_query,
-                                      Call::stream_wait_event, Call::address_reserve, Call::stream_id, Call::stream_is_capturing,
-                                      Call::context_event_record, Call::mem_alloc, Call::mem_free};
+    static constexpr Call kCalls[] = {
+        Call::mem_create,           Call::mem_map,         Call::mem_set_access, Call::mem_unmap,
+        Call::mem_release,          Call::event_create,    Call::event_record,   Call::event_query,
+        Call::stream_wait_event,    Call::address_reserve, Call::stream_id,      Call::stream_is_capturing,
+        Call::context_event_record, Call::mem_alloc,       Call::mem_free};
     static constexpr Code kCodes[] = {Code::failed, Code::out_of_memory, Code::invalid, Code::capturing};
     device->fail_call(kCalls[random.below(std::size(kCalls))], 1 + random.below(2), 1 + random.below(2),
                       kCodes[random.below(std::size(kCodes))]);
@@ -103,7 +111,7 @@ struct Program : PoolScene {
     request.stream = some_stream();
     if (random.one_in(4)) request.alignment = kMinAlignment << random.below(random.one_in(8) ? 14 : 5);
     request.raw = random.one_in(2);
-    Live block{{}, request.size, request.stream, {}};
+    Live block{{}, request.size, request.stream};
     pool::Failure failure;
     sabotage();
     const bool quick = core->try_allocate(request, &block.block);
@@ -120,12 +128,16 @@ struct Program : PoolScene {
             other.block.address + std::max<Bytes>(other.size, 1) <= block.block.address);
     if (host_visible(settings.kind) && block.size != 0)
       device->host_access(sim::writes(block.block.address, block.size), "host", 0);
-    work(block.home, block, true);
+    if (!random.one_in(4)) {
+      work(block.home, block, true);
+      block.used = true;
+    }
     live.push_back(block);
   }
   void use() {
     if (live.empty()) return;
     Live& block = live[random.below(live.size())];
+    block.used = true;
     if (random.one_in(2) || block.home == kPerThreadStream) return work(block.home, block, block.recorded.empty());
     // On another stream, as a program should: ordered after what home did, and recorded, before the launch or after it.
     const StreamHandle other = some_stream();
@@ -160,14 +172,16 @@ struct Program : PoolScene {
     if (random.one_in(3)) {
       // The caller says that this stream is ordered after all other use; so it has to be.
       request.stream = some_stream();
-      after(block.home, *request.stream);
+      if (block.used) after(block.home, *request.stream);  // a block that nobody touched needs no order
       for (const StreamHandle s : block.recorded) after(s, *request.stream);
     }
     pool::Failure failure;
     sabotage();
     Errc errc = Errc::ok;
-    if (random.one_in(2)) errc = core->try_free(block.block, request) ? Errc::ok : core->free(block.block, request, &failure);
-    else errc = core->free(block.block.address, request, &failure);
+    if (random.one_in(2))
+      errc = core->try_free(block.block, request) ? Errc::ok : core->free(block.block, request, &failure);
+    else
+      errc = core->free(block.block.address, request, &failure);
     repaired();
     if (errc != Errc::ok) {
       CHECK(settings.failing);
@@ -208,7 +222,8 @@ struct Program : PoolScene {
         const std::size_t at = random.below(raw.size());
         for (std::size_t i = 0; i < live.size();) {
           const Live& block = live[i];
-          if (block.home != raw[at] && std::find(block.recorded.begin(), block.recorded.end(), raw[at]) == block.recorded.end()) {
+          if (block.home != raw[at] &&
+              std::find(block.recorded.begin(), block.recorded.end(), raw[at]) == block.recorded.end()) {
             ++i;
             continue;
           }
@@ -243,17 +258,23 @@ struct Program : PoolScene {
   void run(bool stop_at_races = true) {
     for (int step = 0; step < settings.steps; ++step) {
       const std::uint64_t what = random.below(10);
-      if (what < 4 && live.size() < 60) allocate();
-      else if (what < 6) use();
-      else if (what < 8) release_one();
-      else other();
+      if (what < 4 && live.size() < 60)
+        allocate();
+      else if (what < 6)
+        use();
+      else if (what < 8)
+        release_one();
+      else
+        other();
       check();
-      if (stop_at_races && !races.empty()) testing::fail(__FILE__, __LINE__, "step " + std::to_string(step) + ": a race, " + told(races.front()));
+      if (stop_at_races && !races.empty())
+        testing::fail(__FILE__, __LINE__, "step " + std::to_string(step) + ": a race, " + told(races.front()));
     }
   }
   static std::string told(const sim::Race& race) {
-    return std::to_string(race.size) + " bytes at " + hex(race.address) + ", " + race.first.stream_name + (race.first.write ? " writes, " : " reads, ") +
-           race.second.stream_name + (race.second.write ? " writes" : " reads");
+    return std::to_string(race.size) + " bytes at " + hex(race.address) + ", " + race.first.stream_name +
+           (race.first.write ? " writes, " : " reads, ") + race.second.stream_name +
+           (race.second.write ? " writes" : " reads");
   }
   // All work done, all blocks free: the driver has everything back.
   void finish() {
@@ -305,6 +326,19 @@ STREAMPOOL_TEST("random programs under a limit, which wait and reuse across stre
   });
 }
 
+STREAMPOOL_TEST("random programs on three streams that fight for little memory see no race") {
+  with_seeds(24, [](std::uint64_t seed) {
+    Settings settings;
+    settings.tight = true;
+    settings.options.limit = (seed % 3 + 4) * kMiB;
+    settings.options.wait_timeout = 0;
+    settings.options.fence_age = seed % 2 == 0 ? 0 : 1e9;
+    settings.steps = 500;
+    Program program(settings, seed);
+    program.run();
+  });
+}
+
 STREAMPOOL_TEST("random programs without reuse across streams, and with driver pieces, see no race") {
   with_seeds(8, [](std::uint64_t seed) {
     Settings settings;
@@ -337,7 +371,8 @@ STREAMPOOL_TEST("random programs with guards, fills and a quarantine see no race
     Program program(settings, seed);
     program.run();
     for (const debug::Fault& fault : program.core->take_faults())  // the second frees are the program's own
-      CHECK_EQ(std::string(debug::fault_word(fault.kind)), std::string(debug::fault_word(debug::FaultKind::double_free)));
+      CHECK_EQ(std::string(debug::fault_word(fault.kind)),
+               std::string(debug::fault_word(debug::FaultKind::double_free)));
     program.finish();
   });
 }

@@ -1,6 +1,6 @@
-// Threads on one pool, on streams of their own and on shared ones, with work that writes and verifies stamps in the blocks
-// while the pool hands them out, back and on. STREAMPOOL_STRESS_SECONDS=N runs each part for so long (1 by default). What
-// this file is for: ThreadSanitizer, AddressSanitizer, and races that the simulated device sees.
+// Threads on one pool, on streams of their own and on shared ones, with work that writes and verifies stamps in the
+// blocks while the pool hands them out, back and on. STREAMPOOL_STRESS_SECONDS=N runs each part for so long (1 by
+// default). What this file is for: ThreadSanitizer, AddressSanitizer, and races that the simulated device sees.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -97,8 +97,10 @@ struct Stress : PoolScene {
     const Bytes word = sizeof stamp.number;
     work.accesses = {{stamp.at, word, write}, {stamp.at + stamp.size - word, word, write}};
     work.body = [this, stamp, write] {
-      if (write) stamp.write();
-      else if (!stamp.holds()) corrupt.fetch_add(1);
+      if (write)
+        stamp.write();
+      else if (!stamp.holds())
+        corrupt.fetch_add(1);
     };
     CHECK(device->launch(std::move(work)));
   }
@@ -118,7 +120,10 @@ struct Worker {
   std::vector<Live> live;
 
   Worker(Stress& stress, int number)
-      : all(stress), x(88172645463325252u + static_cast<std::uint64_t>(number) * 2654435761u), own(stress.registered()), raw(stress.stream()) {}
+      : all(stress),
+        x(88172645463325252u + static_cast<std::uint64_t>(number) * 2654435761u),
+        own(stress.registered()),
+        raw(stress.stream()) {}
 
   std::uint64_t below(std::uint64_t bound) {
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;
@@ -169,7 +174,8 @@ struct Worker {
     const StreamHandle other = some_stream();
     all.wait(other, all.covers(block.home));
     pool::Failure failure;
-    if (block.pool->record_stream(block.block.address, other, &failure) != Errc::ok) testing::fail(__FILE__, __LINE__, failure.text);
+    if (block.pool->record_stream(block.block.address, other, &failure) != Errc::ok)
+      testing::fail(__FILE__, __LINE__, failure.text);
     all.launch(other, block.stamp, false);
   }
   void free(Live block, StreamHandle by) {
@@ -237,18 +243,24 @@ struct Worker {
   }
 
   void run() try {
-      for (int step = 0; !all.stop.load(std::memory_order_relaxed); ++step) {
-        const std::uint64_t what = below(64);
-        if (what < 30 && live.size() < kMostLive) allocate();
-        else if (what < 36) read_elsewhere();
-        else if (what < 58) release_one();
-        else if (what < 62) open_letter();
-        else if (what < 63) change_stream();
-        else CHECK(all.device->stream_synchronize(own));  // no program queues without end
-      }
-    } catch (const std::exception& problem) {
-      all.failed(problem.what());
+    for (int step = 0; !all.stop.load(std::memory_order_relaxed); ++step) {
+      const std::uint64_t what = below(64);
+      if (what < 30 && live.size() < kMostLive)
+        allocate();
+      else if (what < 36)
+        read_elsewhere();
+      else if (what < 58)
+        release_one();
+      else if (what < 62)
+        open_letter();
+      else if (what < 63)
+        change_stream();
+      else
+        CHECK(all.device->stream_synchronize(own));  // no program queues without end
     }
+  } catch (const std::exception& problem) {
+    all.failed(problem.what());
+  }
   void end() {
     while (!live.empty()) {
       Live block = take(live.size() - 1);
@@ -291,7 +303,8 @@ void stress(Stress& all) {
       }
   });
   const auto until = std::chrono::steady_clock::now() + chosen_time();
-  while (!all.stop.load() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  while (!all.stop.load() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   all.stop = true;
   for (std::thread& thread : threads) thread.join();
   joined = true;
@@ -303,7 +316,8 @@ void stress(Stress& all) {
   while (!all.letters.empty()) workers[0]->open_letter();
   for (const auto& worker : workers) {
     for (Live& block : worker->live)
-      if (block.home == kPerThreadStream) block.home = worker->own;  // the thread is gone, and its default stream with it
+      if (block.home == kPerThreadStream)
+        block.home = worker->own;  // the thread is gone, and its default stream with it
     worker->end();
   }
   for (const StreamHandle s : all.shared) all.forget(s);
@@ -312,8 +326,12 @@ void stress(Stress& all) {
   const std::vector<sim::Race> races = sim::races();
   if (!races.empty()) {
     const sim::Race& race = races.front();
-    const auto side = [](const sim::RaceSide& r) { return r.label + " on " + r.stream_name + (r.write ? " writes" : " reads"); };
-    testing::fail(__FILE__, __LINE__, std::to_string(races.size()) + " races, the first at " + hex(race.address) + ": " + side(race.first) + ", " + side(race.second));
+    const auto side = [](const sim::RaceSide& r) {
+      return r.label + " on " + r.stream_name + (r.write ? " writes" : " reads");
+    };
+    testing::fail(__FILE__, __LINE__,
+                  std::to_string(races.size()) + " races, the first at " + hex(race.address) + ": " + side(race.first) +
+                      ", " + side(race.second));
   }
   const std::vector<std::string> traps = sim::traps();
   if (!traps.empty()) testing::fail(__FILE__, __LINE__, traps.front());
@@ -339,7 +357,8 @@ STREAMPOOL_TEST("stress: eight threads on own, shared, raw and default streams c
   stress(all);
 }
 
-STREAMPOOL_TEST("stress: the same under a limit, where threads wait, reuse across streams, grow and give back beside each other") {
+STREAMPOOL_TEST(
+    "stress: the same under a limit, where threads wait, reuse across streams, grow and give back beside each other") {
   Options options;
   options.limit = 24 * kMiB;
   options.wait_timeout = 0.02;

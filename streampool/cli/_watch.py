@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from streampool import config, session
 from streampool import device as devices
-from streampool._findings import PoolFindings
+from streampool._findings import PoolFindings, Session
 from streampool.cli._program import NoProgram, Program
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ _OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 
 
 class _EpochClock:
-    """A thread that ends an epoch now and then, for the class of growing leaks. Takes a small part of one core at most."""
+    """Ends an epoch now and then, on a thread of its own, for the class of growing leaks. Takes little of one core."""
 
     _PERIOD = 0.5  # seconds
     _SHARE = 20  # an epoch that takes long is followed by a pause so many times as long
 
-    def __init__(self, watching: session.Session) -> None:
+    def __init__(self, watching: Session) -> None:
         self._watching = watching
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="streampool-epochs", daemon=True)

@@ -2,8 +2,8 @@
 // Guards a few dozen instructions, never a driver call, a host allocation of unbounded size, a wait or a callback (R9).
 #pragma once
 
-#include <atomic>
 #include <sched.h>
+#include <atomic>
 
 namespace streampool {
 

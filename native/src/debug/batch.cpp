@@ -255,8 +255,8 @@ Debugger::Impl::Outcome Debugger::Impl::run(const Round& round) {
     for (Item& item : done) item.guards_verified = true;
     for (std::size_t i = 0; i < verified_held; ++i) quarantine.held()[i].good = now;
   }
-  std::vector<Fault> found = faults_of(
-      read_evidence(watched.subjects, watched.ranges, watched.probes, mismatches, key), watched.subjects, now);
+  std::vector<Fault> found = faults_of(read_evidence(watched.subjects, watched.ranges, watched.probes, mismatches, key),
+                                       watched.subjects, now);
   out.faults = found.size();
 
   std::vector<Range> fills = repairs_of(mismatches, watched.probes);

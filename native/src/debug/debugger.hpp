@@ -1,8 +1,8 @@
 // Guards, fills and quarantine of one pool. Knows addresses, facts and the driver; knows neither streams nor the pool:
 // whether a block's pending work is done, and where a block goes when it leaves, it asks of its Host.
 //
-// A block's way:   live -> (freed) waiting -> guards verified, body refilled -> held in quarantine -> body verified -> back
-// Invariant: every freed block is in exactly one of `waiting` (its marks are not known to be complete) and `held`.
+// A block's way:   live -> (freed) waiting -> guards verified, body refilled -> held in quarantine -> body verified ->
+// back Invariant: every freed block is in exactly one of `waiting` (its marks are not known to be complete) and `held`.
 // Thread-safe; its lock is never held across a driver call or a call of the Host. One thread at a time does the
 // checking: poll() returns at once when another is at it, check() and give_up() wait for it. From inside a function of
 // the Host all three do nothing.
@@ -36,7 +36,8 @@ class Host {
   // The block leaves the debugger: its memory is nobody's, complete, and holds the pattern (as far as `fill` goes).
   virtual void give_back(void* cookie) = 0;
   // Facts of the blocks next to an address range, for the report.
-  virtual void neighbours(Address begin, Bytes size, std::optional<BlockFacts>* below, std::optional<BlockFacts>* above) = 0;
+  virtual void neighbours(Address begin, Bytes size, std::optional<BlockFacts>* below,
+                          std::optional<BlockFacts>* above) = 0;
   // (Called with nothing pinned.)
   // Every live block whose pending work is done (`ready`), and how many are left out because theirs is not.
   // The pool keeps them from being freed under the check by holding them (release with `unpin_live`).
@@ -47,19 +48,19 @@ class Host {
 struct CheckResult {
   std::uint64_t checked_blocks = 0;
   std::uint64_t checked_bytes = 0;
-  std::uint64_t faults = 0;                 // found by this check
-  std::vector<BlockFacts> not_checked;      // pending work, or everything when the driver failed
-  driver::Status status;                    // why nothing could be checked, when the driver failed
+  std::uint64_t faults = 0;             // found by this check
+  std::vector<BlockFacts> not_checked;  // pending work, or everything when the driver failed
+  driver::Status status;                // why nothing could be checked, when the driver failed
 };
 
 struct Totals {
-  std::uint64_t checks = 0;                 // batches verified: check N of a fault is one of them
-  std::uint64_t blocks_checked = 0;         // summed over all checks
-  std::uint64_t blocks_freed = 0;           // handed to on_free
-  std::uint64_t blocks_not_checked = 0;     // listed by the last check()
-  std::uint64_t driver_failures = 0;        // checks that a failing driver call broke off (nothing is lost by it)
+  std::uint64_t checks = 0;              // batches verified: check N of a fault is one of them
+  std::uint64_t blocks_checked = 0;      // summed over all checks
+  std::uint64_t blocks_freed = 0;        // handed to on_free
+  std::uint64_t blocks_not_checked = 0;  // listed by the last check()
+  std::uint64_t driver_failures = 0;     // checks that a failing driver call broke off (nothing is lost by it)
   std::uint64_t quarantined_blocks = 0;
-  Bytes quarantined_bytes = 0;              // of waiting and held together, whole slots and extents
+  Bytes quarantined_bytes = 0;  // of waiting and held together, whole slots and extents
   std::uint64_t faults = 0, faults_dropped = 0;
   Bytes freed_bytes = 0, untouched_bytes = 0;  // of bodies at free: how much still held the pattern (a statistic)
 };

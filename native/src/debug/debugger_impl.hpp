@@ -95,7 +95,7 @@ struct Debugger::Impl {
   std::condition_variable idle;
   bool working = false;
   std::thread::id worker;
-  std::deque<Item> fresh;  // freed since the last batch
+  std::deque<Item> fresh;          // freed since the last batch
   std::vector<Address> unguarded;  // blocks whose guards could not be written, until they are freed
   std::uint32_t freed_since = 0;
   Bytes freed_bytes_since = 0;

@@ -67,8 +67,7 @@ std::vector<Finding> read_evidence(std::span<const Subject> subjects, std::span<
     const Mismatch &first = mismatches[low], &last = mismatches[high];
     const Probe &below = probes[first.range], &above = probes[last.range];
     const bool one_block = below.subject == above.subject;
-    const bool from_below =
-        one_block || came_from_below(subjects[below.subject], first, subjects[above.subject], last);
+    const bool from_below = one_block || came_from_below(subjects[below.subject], first, subjects[above.subject], last);
     const Probe& source = from_below ? below : above;
 
     Finding finding;

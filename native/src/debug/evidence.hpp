@@ -46,8 +46,8 @@ struct Finding {
   std::string note;
 };
 
-inline constexpr Bytes kShownBytes = 64;   // of a fault's bytes, in a report
-inline constexpr Bytes kShownBefore = 8;   // untouched bytes shown before the first bad one
+inline constexpr Bytes kShownBytes = 64;  // of a fault's bytes, in a report
+inline constexpr Bytes kShownBefore = 8;  // untouched bytes shown before the first bad one
 
 // One finding a run of bad bytes. A run that crosses from one block into the next is one finding (one write made it),
 // of the block it most likely came from: a live one rather than a freed one, else the one whose edge is nearer.

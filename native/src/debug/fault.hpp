@@ -16,15 +16,15 @@ namespace streampool::debug {
 using StackId = std::uint32_t;  // an interned call stack; 0: none was taken
 
 // One row a kind: its word (JSON, suppressions, docs/faults/WORD.md) and what it means in one sentence.
-#define STREAMPOOL_FAULT_KINDS(X)                                                                  \
-  X(overrun, "a write behind the end of a block")                                                  \
-  X(underrun, "a write before the start of a block")                                               \
-  X(write_after_free, "a write into a block after it was freed")                                   \
-  X(double_free, "a block freed twice")                                                            \
-  X(foreign_free, "a free of an address that no pool owns")                                        \
-  X(interior_free, "a free of an address inside a block, not at its start")                        \
-  X(wrong_pool_free, "a free of a block that belongs to another pool")                             \
-  X(trampled_record, "the pool's own record of a block was overwritten")                           \
+#define STREAMPOOL_FAULT_KINDS(X)                                           \
+  X(overrun, "a write behind the end of a block")                           \
+  X(underrun, "a write before the start of a block")                        \
+  X(write_after_free, "a write into a block after it was freed")            \
+  X(double_free, "a block freed twice")                                     \
+  X(foreign_free, "a free of an address that no pool owns")                 \
+  X(interior_free, "a free of an address inside a block, not at its start") \
+  X(wrong_pool_free, "a free of a block that belongs to another pool")      \
+  X(trampled_record, "the pool's own record of a block was overwritten")    \
   X(race, "two uses of the same bytes that nothing orders")
 
 enum class FaultKind : std::uint8_t {
@@ -42,36 +42,36 @@ std::string_view block_state_word(BlockState state);
 
 // A block as a report describes it. Addresses and sizes in bytes, times in seconds of Driver::now().
 struct BlockFacts {
-  std::uint64_t serial = 0;      // the pool's running number of this allocation
+  std::uint64_t serial = 0;  // the pool's running number of this allocation
   BlockState state = BlockState::live;
-  Address address = 0;           // the user's pointer
-  Bytes size = 0;                // requested
-  Address begin = 0;             // of slot or extent: begin <= address
-  Bytes reserved = 0;            // of slot or extent: everything up to begin + reserved is the block's
-  std::uint64_t stream = 0;      // driver id of the home stream
+  Address address = 0;       // the user's pointer
+  Bytes size = 0;            // requested
+  Address begin = 0;         // of slot or extent: begin <= address
+  Bytes reserved = 0;        // of slot or extent: everything up to begin + reserved is the block's
+  std::uint64_t stream = 0;  // driver id of the home stream
   std::uint64_t allocated_thread = 0;
   std::uint64_t freed_thread = 0;
   double allocated_time = 0;
   double freed_time = 0;
   StackId allocated_at = 0;
   StackId freed_at = 0;
-  bool raw = false;              // allocated with allocate_raw: nobody's object owns it
+  bool raw = false;  // allocated with allocate_raw: nobody's object owns it
   std::string tag;
 };
 
 struct Fault {
   FaultKind kind{};
-  std::uint64_t number = 0;       // running, per process
-  std::optional<BlockFacts> block;   // the block that was hit (absent: no pool owns the address)
-  std::optional<BlockFacts> below;   // its neighbours by address, where they are known
+  std::uint64_t number = 0;         // running, per process
+  std::optional<BlockFacts> block;  // the block that was hit (absent: no pool owns the address)
+  std::optional<BlockFacts> below;  // its neighbours by address, where they are known
   std::optional<BlockFacts> above;
-  Address address = 0;            // what was freed, or the first bad byte
-  Address last = 0;               // the last bad byte
-  Bytes bad_bytes = 0;            // how many differ between the two
-  Address shown_from = 0;         // `found` holds the bytes from here on, `expected` what should be there
+  Address address = 0;     // what was freed, or the first bad byte
+  Address last = 0;        // the last bad byte
+  Bytes bad_bytes = 0;     // how many differ between the two
+  Address shown_from = 0;  // `found` holds the bytes from here on, `expected` what should be there
   std::vector<std::uint8_t> found;
   std::vector<std::uint8_t> expected;
-  StackId at = 0;                 // where the call that found it was made (misuse at the call)
+  StackId at = 0;  // where the call that found it was made (misuse at the call)
   double time = 0;
   std::uint64_t last_good_check = 0;  // running number of the last check that found these bytes whole; 0: none
   std::uint64_t found_by_check = 0;

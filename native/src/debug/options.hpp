@@ -1,4 +1,5 @@
-// What debug mode is asked to do. Filled from the options table (streampool/config.py); every field is a run-time setting.
+// What debug mode is asked to do. Filled from the options table (streampool/config.py); every field is a run-time
+// setting.
 #pragma once
 
 #include "../base/types.hpp"
@@ -6,11 +7,11 @@
 namespace streampool::debug {
 
 struct Options {
-  bool track = false;           // keep serial, thread, time and stack of every block
-  Bytes guard_bytes = 0;        // known bytes before and after each block; 0: no guards
-  bool fill = false;            // free memory holds the pattern; freed bodies are filled and verified
-  Bytes fill_edge_bytes = 0;    // 0: whole bodies; N: only the first and last N bytes of a body
-  Bytes quarantine_bytes = 0;   // freed blocks kept back, first in first out; 0: they leave after their check
+  bool track = false;              // keep serial, thread, time and stack of every block
+  Bytes guard_bytes = 0;           // known bytes before and after each block; 0: no guards
+  bool fill = false;               // free memory holds the pattern; freed bodies are filled and verified
+  Bytes fill_edge_bytes = 0;       // 0: whole bodies; N: only the first and last N bytes of a body
+  Bytes quarantine_bytes = 0;      // freed blocks kept back, first in first out; 0: they leave after their check
   bool count_untouched = false;    // count the bytes of freed bodies that were never written (whole fill only)
   std::uint32_t check_every = 64;  // frees between two batches of checks
   std::uint32_t max_faults = 100;  // more are counted and not kept

@@ -61,7 +61,8 @@ std::string describe(const Status& status) {
   if (status.number == 0) return call + std::string(code_name(status.code));
   for (const NumberText& row : kNumbers)
     if (row.number == status.number) return call + row.name + " (" + std::to_string(row.number) + "): " + row.text;
-  return call + cuda::error_name(status.number) + " (" + std::to_string(status.number) + "): " + cuda::error_text(status.number);
+  return call + cuda::error_name(status.number) + " (" + std::to_string(status.number) +
+         "): " + cuda::error_text(status.number);
 }
 
 std::array<std::uint64_t, kCallCount> Driver::calls() const {

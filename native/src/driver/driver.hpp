@@ -2,15 +2,16 @@
 // this folder knows which one it talks to. Imports base/ only.
 //
 // Rules every implementation keeps:
-//  * Each call makes its own context current and restores the caller's (also on error), and runs in relaxed capture mode.
+//  * Each call makes its own context current and restores the caller's (also on error), and runs in relaxed capture
+//  mode.
 //  * No call keeps an error for a later one: after a call returned, the driver's "last error" is what it was before.
 //  * No call blocks for the device's work unless its comment says so.
 //  * No call throws; no call takes the GIL.
 //  * Once the driver is going down (exit, `gone`) every call returns Code::gone without touching the driver.
 #pragma once
 
-#include <atomic>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -49,23 +50,26 @@ std::string_view code_name(Code code);
 
 struct Status {
   Code code = Code::ok;
-  int number = 0;             // the driver's own error number (CUresult), 0 for ok
-  const char* call = nullptr; // which call failed: a name of kCallNames
+  int number = 0;              // the driver's own error number (CUresult), 0 for ok
+  const char* call = nullptr;  // which call failed: a name of kCallNames
 
   constexpr bool ok() const { return code == Code::ok; }
   constexpr explicit operator bool() const { return ok(); }
 };
 
-// Which call failed, with the driver's name and text for its error: "mem_create: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
+// Which call failed, with the driver's name and text for its error: "mem_create: CUDA_ERROR_OUT_OF_MEMORY (2): out of
+// memory".
 std::string describe(const Status& status);
 
 // One row a call: the names under which calls are counted (`calls()`) and made to fail (`fail_call`).
-#define STREAMPOOL_DRIVER_CALLS(X)                                                                                 \
-  X(mem_alloc) X(mem_free) X(mem_alloc_host) X(mem_free_host) X(mem_alloc_managed) X(mem_free_managed) X(mem_info) \
-  X(address_reserve) X(address_free) X(mem_create) X(mem_release) X(mem_map) X(mem_unmap) X(mem_set_access)        \
-  X(stream_is_capturing) X(stream_id) X(stream_is_ours) X(stream_create) X(stream_destroy) X(stream_wait_event) X(stream_query)      \
-  X(stream_synchronize) X(event_create) X(event_destroy) X(event_record) X(event_query) X(event_synchronize)       \
-  X(context_event_record) X(fill) X(copy) X(pattern_fill) X(pattern_verify) X(launch)
+#define STREAMPOOL_DRIVER_CALLS(X)                                                                              \
+  X(mem_alloc)                                                                                                  \
+  X(mem_free) X(mem_alloc_host) X(mem_free_host) X(mem_alloc_managed) X(mem_free_managed) X(mem_info)           \
+      X(address_reserve) X(address_free) X(mem_create) X(mem_release) X(mem_map) X(mem_unmap) X(mem_set_access) \
+          X(stream_is_capturing) X(stream_id) X(stream_is_ours) X(stream_create) X(stream_destroy)              \
+              X(stream_wait_event) X(stream_query) X(stream_synchronize) X(event_create) X(event_destroy)       \
+                  X(event_record) X(event_query) X(event_synchronize) X(context_event_record) X(fill) X(copy)   \
+                      X(pattern_fill) X(pattern_verify) X(launch)
 
 enum class Call : std::uint8_t {
 #define STREAMPOOL_ROW(name) name,
@@ -81,13 +85,13 @@ inline constexpr std::array<const char*, kCallCount> kCallNames = {
 };
 
 struct Capabilities {
-  bool virtual_memory = false;   // address_reserve, mem_create, mem_map, …
+  bool virtual_memory = false;  // address_reserve, mem_create, mem_map, …
   bool managed_memory = false;
-  bool context_events = false;   // context_event_record (CUDA 12.5 and newer)
+  bool context_events = false;         // context_event_record (CUDA 12.5 and newer)
   bool device_memory_on_host = false;  // the simulated device: NumPy may view device memory
-  Bytes granularity = 2 * kMiB;  // of virtual memory
-  Bytes total_memory = 0;        // of the device
-  Bytes address_chunk = 0;       // how much address space to reserve in one piece, when it can be had
+  Bytes granularity = 2 * kMiB;        // of virtual memory
+  Bytes total_memory = 0;              // of the device
+  Bytes address_chunk = 0;             // how much address space to reserve in one piece, when it can be had
 };
 
 struct CaptureState {
@@ -106,13 +110,13 @@ struct Mismatch {
   std::uint32_t range = 0;  // index into the ranges given
   Address first = 0;
   Address last = 0;
-  Bytes count = 0;          // how many bytes differ
+  Bytes count = 0;  // how many bytes differ
   std::uint8_t sample_size = 0;
   std::array<std::uint8_t, 64> sample{};
 };
 
-// One device and its context. Thread-safe. Kept alive by everyone who may still call it, native holders without Python's help
-// (shared_from_this), so that the last one may be any thread.
+// One device and its context. Thread-safe. Kept alive by everyone who may still call it, native holders without
+// Python's help (shared_from_this), so that the last one may be any thread.
 class Driver : public std::enable_shared_from_this<Driver> {
  public:
   virtual ~Driver() = default;
@@ -121,7 +125,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   virtual int ordinal() const = 0;
   virtual bool simulated() const = 0;
   virtual const Capabilities& capabilities() const = 0;
-  virtual std::string version() const = 0;    // "CUDA 13.0, driver 580.159", "simulated"
+  virtual std::string version() const = 0;  // "CUDA 13.0, driver 580.159", "simulated"
 
   // Seconds since some start, on the clock that ages, epochs and time-outs are measured with.
   virtual double now() const = 0;
@@ -142,12 +146,13 @@ class Driver : public std::enable_shared_from_this<Driver> {
   virtual Status mem_unmap(Address address, Bytes size) = 0;
   virtual Status mem_set_access(Address address, Bytes size) = 0;  // read and write, this device
 
-  // Streams. `stream_is_capturing` harms nothing on a live handle; asking the id of a capturing stream kills its capture.
+  // Streams. `stream_is_capturing` harms nothing on a live handle; asking the id of a capturing stream kills its
+  // capture.
   virtual Status stream_is_capturing(StreamHandle stream, CaptureState* out) = 0;
   virtual Status stream_id(StreamHandle stream, std::uint64_t* out) = 0;
   // Whether the stream belongs to this device. Asked once for each stream that is new to a pool.
   virtual Status stream_is_ours(StreamHandle, bool* out) { return *out = true, Status{}; }
-  virtual Status stream_create(StreamHandle* out) = 0;   // non-blocking: waits for nobody, nobody waits for it
+  virtual Status stream_create(StreamHandle* out) = 0;  // non-blocking: waits for nobody, nobody waits for it
   virtual Status stream_destroy(StreamHandle stream) = 0;
   virtual Status stream_wait_event(StreamHandle stream, EventHandle event) = 0;
 
@@ -180,9 +185,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::array<std::atomic<std::uint64_t>, kCallCount> counts_{};
 };
 
-// Opens "cuda:N", "sim:N", "cuda", "sim" or "auto" (a GPU where there is one, else sim:0; a broken driver is an error and
-// never hidden by falling back). One Driver a device and process. On failure null, with a sentence in `error` that says
-// what was asked for, what is wrong and what to do.
+// Opens "cuda:N", "sim:N", "cuda", "sim" or "auto" (a GPU where there is one, else sim:0; a broken driver is an error
+// and never hidden by falling back). One Driver a device and process. On failure null, with a sentence in `error` that
+// says what was asked for, what is wrong and what to do.
 enum class OpenError : std::uint8_t { none, no_library, too_old, broken, no_device, bad_name };
 std::shared_ptr<Driver> open(std::string_view device, OpenError* kind, std::string* error);
 

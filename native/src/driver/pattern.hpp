@@ -21,7 +21,8 @@ STREAMPOOL_BOTH_SIDES constexpr unsigned int pattern_word(unsigned long long add
 }
 
 STREAMPOOL_BOTH_SIDES constexpr unsigned char pattern_byte(unsigned long long address, unsigned long long key) {
-  return static_cast<unsigned char>(pattern_word(address & ~3ull, key) >> (8u * static_cast<unsigned int>(address & 3ull)));
+  return static_cast<unsigned char>(pattern_word(address & ~3ull, key) >>
+                                    (8u * static_cast<unsigned int>(address & 3ull)));
 }
 
 }  // namespace streampool::driver

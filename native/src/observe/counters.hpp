@@ -1,8 +1,8 @@
 // Counters of one pool: each thread counts for itself, readers add up. No shared cache line on the fast path.
 //
-// Peak of in-use bytes: a thread knows its own part at once and the others' parts only as far as they published them, which
-// they do every kQuantum bytes. So the peak is exact while one thread uses the pool, and off by at most
-// kQuantum x (other threads) while many do.
+// Peak of in-use bytes: a thread knows its own part at once and the others' parts only as far as they published them,
+// which they do every kQuantum bytes. So the peak is exact while one thread uses the pool, and off by at most kQuantum
+// x (other threads) while many do.
 #pragma once
 
 #include <atomic>
@@ -47,7 +47,8 @@ class CounterBank {
     bump(c.gross, static_cast<std::int64_t>(gross));
     if (guards != 0) bump(c.guards, static_cast<std::int64_t>(guards));
     move(c, static_cast<std::int64_t>(size));
-    const std::int64_t seen = published_.load(std::memory_order_relaxed) + c.unpublished.load(std::memory_order_relaxed);
+    const std::int64_t seen =
+        published_.load(std::memory_order_relaxed) + c.unpublished.load(std::memory_order_relaxed);
     if (seen > c.peak.load(std::memory_order_relaxed)) c.peak.store(seen, std::memory_order_relaxed);
   }
   void on_free(ThreadCounters& c, Bytes size, Bytes gross, Bytes guards) {

@@ -59,8 +59,10 @@ bool Fences::record(StreamState& s, std::uintptr_t handle, Ticket exact) {
     return false;
   }
   counts_.recorded.fetch_add(1, std::memory_order_relaxed);
-  s.unfenced_frees.fetch_sub(std::min(frees, s.unfenced_frees.load(std::memory_order_relaxed)), std::memory_order_relaxed);
-  s.unfenced_bytes.fetch_sub(std::min(bytes, s.unfenced_bytes.load(std::memory_order_relaxed)), std::memory_order_relaxed);
+  s.unfenced_frees.fetch_sub(std::min(frees, s.unfenced_frees.load(std::memory_order_relaxed)),
+                             std::memory_order_relaxed);
+  s.unfenced_bytes.fetch_sub(std::min(bytes, s.unfenced_bytes.load(std::memory_order_relaxed)),
+                             std::memory_order_relaxed);
 
   std::uintptr_t dropped = 0;
   s.fence_lock.lock();

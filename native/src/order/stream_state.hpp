@@ -1,7 +1,8 @@
 // Who may touch freed memory, in numbers: tickets, marks, and what the pool knows of one stream.
 // Imports base/ only: events are opaque numbers here, so that the rule is tested without any driver.
 //
-// The rule (R1): memory may go to stream T only if each of its marks is on T itself, or complete, or T was made to wait for it.
+// The rule (R1): memory may go to stream T only if each of its marks is on T itself, or complete, or T was made to wait
+// for it.
 #pragma once
 
 #include <algorithm>
@@ -45,21 +46,21 @@ struct StreamState {
   std::atomic<Ticket> issued{0};
   std::atomic<Ticket> completed{0};
 
-  std::uint64_t id = 0;        // the driver's: unique for ever
-  std::uintptr_t handle = 0;   // only meaningful when lasting
-  bool lasting = false;        // may be fenced by others, for polling (R6)
+  std::uint64_t id = 0;       // the driver's: unique for ever
+  std::uintptr_t handle = 0;  // only meaningful when lasting
+  bool lasting = false;       // may be fenced by others, for polling (R6)
   bool legacy = false;
 
   // Guards what follows; short, never held over a driver call.
   SpinLock fence_lock;
   std::deque<Fence> fences;
   std::atomic<Ticket> fenced{0};
-  std::vector<Mark> waited;    // this stream waits for these: a later ticket of the same stream replaces an earlier one
+  std::vector<Mark> waited;  // this stream waits for these: a later ticket of the same stream replaces an earlier one
 
   // Frees that no fence covers yet, for streams that must be fenced in the call that names them.
   std::atomic<std::uint32_t> unfenced_frees{0};
   std::atomic<std::uint64_t> unfenced_bytes{0};
-  std::atomic<bool> owed{false};        // a mark was put on this stream by a call that did not name it
+  std::atomic<bool> owed{false};  // a mark was put on this stream by a call that did not name it
   std::atomic<double> unfenced_since{0};
 
   // Under `lock`.
@@ -78,9 +79,7 @@ struct StreamState {
   }
 };
 
-inline bool complete(const Mark& mark) {
-  return mark.ticket <= mark.stream->completed.load(std::memory_order_acquire);
-}
+inline bool complete(const Mark& mark) { return mark.ticket <= mark.stream->completed.load(std::memory_order_acquire); }
 
 // Was T made to wait for the mark?
 inline bool waited_for(StreamState& t, const Mark& mark) {
@@ -140,7 +139,9 @@ class MarkSet {
   void drop_complete() {
     std::erase_if(marks_, [](const Mark& m) { return complete(m); });
   }
-  bool all_complete() const { return std::all_of(begin(), end(), [](const Mark& m) { return complete(m); }); }
+  bool all_complete() const {
+    return std::all_of(begin(), end(), [](const Mark& m) { return complete(m); });
+  }
   bool may_use(StreamState& t) const {
     return std::all_of(begin(), end(), [&t](const Mark& m) { return order::may_use(t, m); });
   }

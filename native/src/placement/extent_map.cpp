@@ -5,8 +5,8 @@
 namespace streampool::placement {
 
 Extent* FreeIndex::best_fit(Bytes size, Bytes alignment) const {
-  // With an alignment above an extent's own, the smallest extents may hold the size but not at a fitting address; what is
-  // larger by the alignment always does.
+  // With an alignment above an extent's own, the smallest extents may hold the size but not at a fitting address; what
+  // is larger by the alignment always does.
   for (auto it = by_size_.lower_bound(Key{size, 0, nullptr}); it != by_size_.end(); ++it) {
     const Address at = round_up(it->begin, alignment);
     if (at + size <= it->begin + it->size) return it->extent;
@@ -83,8 +83,8 @@ void ExtentMap::remove_range(Range* range) {
 }
 
 Range* ExtentMap::range_of(Address address) const {
-  auto it = std::upper_bound(ranges_.begin(), ranges_.end(), address,
-                             [](Address a, const Range* r) { return a < r->begin; });
+  auto it =
+      std::upper_bound(ranges_.begin(), ranges_.end(), address, [](Address a, const Range* r) { return a < r->begin; });
   if (it == ranges_.begin()) return nullptr;
   Range* range = *--it;
   return address < range->end() ? range : nullptr;
@@ -103,8 +103,10 @@ Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState st
     *front = *from;
     front->size = begin - from->begin;
     front->next = from;
-    if (front->prev != nullptr) front->prev->next = front;
-    else front->range->first = front;
+    if (front->prev != nullptr)
+      front->prev->next = front;
+    else
+      front->range->first = front;
     from->prev = front;
     from->begin = begin;
     from->size -= front->size;
@@ -191,7 +193,8 @@ std::string ExtentMap::validate() const {
       if (e->prev != prev || e->range != range) return "neighbours know each other";
       if ((e->state == ExtentState::free || e->state == ExtentState::unmapped) != (e->index != nullptr))
         return "an extent is in an index when it is free or unmapped";
-      if ((e->state == ExtentState::unmapped) != (e->index == &unmapped_)) return "unmapped extents have an index of their own";
+      if ((e->state == ExtentState::unmapped) != (e->index == &unmapped_))
+        return "unmapped extents have an index of their own";
       if (e->index != nullptr && e->index->by_size_.count({e->size, e->begin, nullptr}) == 0)
         return "a free extent stands in its index under its size";
       if (prev != nullptr && prev->index != nullptr && prev->index == e->index && e->index->merges())

@@ -2,8 +2,8 @@
 // streams. What makes two free extents alike is the FreeIndex they stand in; the caller decides which index that is.
 //
 // Invariants (validate()): the extents of a range cover it without gap or overlap; a free or unmapped extent stands in
-// exactly one index; two neighbouring extents stand in different indexes or in one that does not merge; `free_bytes` of an
-// index is the sum of its extents.
+// exactly one index; two neighbouring extents stand in different indexes or in one that does not merge; `free_bytes` of
+// an index is the sum of its extents.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,8 @@ struct Extent {
   Range* range = nullptr;
   Extent* prev = nullptr;  // by address, within the range
   Extent* next = nullptr;
-  // Free and unmapped extents only. `stamp` grows when extents merge: the latest mark counts for all. `note` is the caller's.
+  // Free and unmapped extents only. `stamp` grows when extents merge: the latest mark counts for all. `note` is the
+  // caller's.
   FreeIndex* index = nullptr;
   std::uint64_t stamp = 0;
   void* note = nullptr;
@@ -105,8 +106,8 @@ class ExtentMap {
   void remove_range(Range* range);
   const std::vector<Range*>& ranges() const { return ranges_; }
 
-  // Cuts [begin, begin + size) out of an extent and returns it as an extent of its own in state `state`; what is left on
-  // either side keeps state, index and stamp.
+  // Cuts [begin, begin + size) out of an extent and returns it as an extent of its own in state `state`; what is left
+  // on either side keeps state, index and stamp.
   Extent* carve(Extent* from, Address begin, Bytes size, ExtentState state);
   // Makes an extent that is taken or busy free, and merges it with free neighbours of the same index.
   Extent* put_free(Extent* extent, FreeIndex& index, std::uint64_t stamp);

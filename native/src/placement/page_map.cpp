@@ -9,7 +9,8 @@ PageMap::Leaf* PageMap::leaf_of(Address address) {
   Leaf* leaf = slot.load(std::memory_order_acquire);
   if (leaf != nullptr) return leaf;
   // Zero pages of the kernel: only what is written costs memory. Never given back: readers hold no lock.
-  void* memory = mmap(nullptr, sizeof(Leaf), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory =
+      mmap(nullptr, sizeof(Leaf), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   Leaf* fresh = static_cast<Leaf*>(memory);
   if (slot.compare_exchange_strong(leaf, fresh, std::memory_order_acq_rel)) return fresh;

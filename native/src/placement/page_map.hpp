@@ -1,9 +1,10 @@
 // From any address to the slab or the large block that starts in, or covers, its 64 KiB page: two loads, no lock (R7).
 // One map a process, since a free must tell "another pool's block" from "nobody's".
 //
-// An entry is a pointer with a tag in its lowest bit. It is set when a slab or a large block is handed out and stays after
-// the free (so that a second free is recognised) until the page is handed out again or its memory leaves the pool.
-// At most one large block starts in a page, because large blocks are larger than a page; a slab covers whole pages.
+// An entry is a pointer with a tag in its lowest bit. It is set when a slab or a large block is handed out and stays
+// after the free (so that a second free is recognised) until the page is handed out again or its memory leaves the
+// pool. At most one large block starts in a page, because large blocks are larger than a page; a slab covers whole
+// pages.
 #pragma once
 
 #include <array>

@@ -9,14 +9,16 @@ namespace streampool::pool {
 using placement::PageMap;
 
 Errc Core::enter(Failure* failure) const {
-  if (closed()) return failure->set(Errc::closed, "pool '" + name_ + "' on " + std::string(driver_->name()) + " is closed");
+  if (closed())
+    return failure->set(Errc::closed, "pool '" + name_ + "' on " + std::string(driver_->name()) + " is closed");
   switch (driver::ending()) {
     case driver::Ending::no: return Errc::ok;
     case driver::Ending::forked:
       return failure->set(Errc::forked,
                           "a pool cannot be used in a forked child: CUDA does not survive a fork. Start processes with "
                           "multiprocessing.get_context('spawn')");
-    case driver::Ending::exiting: return failure->set(Errc::exiting, "the process is exiting: no more memory is handed out");
+    case driver::Ending::exiting:
+      return failure->set(Errc::exiting, "the process is exiting: no more memory is handed out");
   }
   return Errc::ok;
 }
@@ -138,11 +140,13 @@ Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure
 }
 
 bool Core::try_allocate(const AllocRequest& request, BlockRef* out) {
-  if (debugger_ != nullptr || closed() || driver::ending() != driver::Ending::no || released_.load(std::memory_order_relaxed) != nullptr)
+  if (debugger_ != nullptr || closed() || driver::ending() != driver::Ending::no ||
+      released_.load(std::memory_order_relaxed) != nullptr)
     return false;
   const driver::StreamHandle handle = canonical(request.stream);
   const ThreadCache& cache = thread_cache();
-  if (cache.uid != uid_ || cache.handle != handle || cache.epoch != streams_.epoch() || streams_.capture_known()) return false;
+  if (cache.uid != uid_ || cache.handle != handle || cache.epoch != streams_.epoch() || streams_.capture_known())
+    return false;
   Need need;
   Failure failure;
   if (plan(request, &need, &failure) != Errc::ok || !need.slot() || need.strict) return false;

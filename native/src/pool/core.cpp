@@ -57,9 +57,7 @@ struct ThreadBanks {
 };
 thread_local ThreadBanks g_thread_banks;
 
-void on_fork() {
-  driver::set_ending(driver::Ending::forked);
-}
+void on_fork() { driver::set_ending(driver::Ending::forked); }
 
 }  // namespace
 
@@ -101,8 +99,8 @@ Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, 
   if (options_.debug.enabled()) debugger_ = std::make_unique<debug::Debugger>(*driver_, kind_, options_.debug, host);
 }
 
-std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, const Options& options,
-                                   Failure* failure) {
+std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name,
+                                   const Options& options, Failure* failure) {
   if (driver::ending() != driver::Ending::no) {
     failure->set(driver::ending() == driver::Ending::forked ? Errc::forked : Errc::exiting,
                  driver::ending() == driver::Ending::forked
@@ -112,7 +110,8 @@ std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind 
     return nullptr;
   }
   if (kind == Kind::managed && !driver->capabilities().managed_memory) {
-    failure->set(Errc::driver, "device " + std::string(driver->name()) + " has no managed memory; use kind='device' or 'pinned'");
+    failure->set(Errc::driver,
+                 "device " + std::string(driver->name()) + " has no managed memory; use kind='device' or 'pinned'");
     return nullptr;
   }
   static std::once_flag once;
@@ -157,7 +156,8 @@ void Core::bury(Core* core) {
     return;
   }
   // Streams that are gone fence nothing any more; often their work is done all the same.
-  if (core->options_.recover_stranded && !core->streams_.capture_known()) core->fences_.record_context(core->streams_.states());
+  if (core->options_.recover_stranded && !core->streams_.capture_known())
+    core->fences_.record_context(core->streams_.states());
   for (int i = 0; i < kFinalLooks; ++i)
     if (core->settled()) {
       delete core;
@@ -192,7 +192,9 @@ Core::~Core() {
       Extent* e = segment->range->first;
       // Freeing a piece blocks until the device is idle; a destructor does not wait for that.
       if (e->index == &common_ && e->size == segment->range->size)
-        std::thread([driver = driver_, kind = kind_, at = segment->range->begin] { driver->mem_free(kind, at); }).detach();
+        std::thread([driver = driver_, kind = kind_, at = segment->range->begin] {
+          driver->mem_free(kind, at);
+        }).detach();
     }
     std::vector<order::StreamState*> states = streams_.states();
     fences_.clear(states);
@@ -212,7 +214,8 @@ Core::~Core() {
   mixed_.for_each([](const Extent* e) { delete static_cast<order::MarkSet*>(e->note); });
 }
 
-// -- streams -----------------------------------------------------------------------------------------------------------
+// -- streams
+// -----------------------------------------------------------------------------------------------------------
 
 Errc Core::register_stream(driver::StreamHandle stream, Failure* failure) {
   Errc errc = enter(failure);
@@ -237,7 +240,8 @@ Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {
 void Core::begin_capture() { streams_.begin_capture(); }
 void Core::end_capture() { streams_.end_capture(); }
 
-// -- growing, shrinking, ending ---------------------------------------------------------------------------------------------
+// -- growing, shrinking, ending
+// ---------------------------------------------------------------------------------------------
 
 Errc Core::reserve(Bytes bytes, Bytes* reserved, Failure* failure) {
   const Errc errc = enter(failure);
@@ -253,7 +257,8 @@ Errc Core::reserve(Bytes bytes, Bytes* reserved, Failure* failure) {
     return failure->set(Errc::driver, "reserve: the driver gave no memory: " + driver::describe(status));
   AllocRequest request;
   request.size = bytes - before;
-  return out_of_memory(0, bytes - before, request, grown == Grown::limit ? OomReason::limit : OomReason::driver, status, failure);
+  return out_of_memory(0, bytes - before, request, grown == Grown::limit ? OomReason::limit : OomReason::driver, status,
+                       failure);
 }
 
 TrimResult Core::trim(Bytes keep) {
@@ -278,18 +283,21 @@ void Core::close() {
   }
   if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
   reap();
-  if (bank_->totals().gross == 0) let_go(options_.wait_timeout);
-  else give_back_idle(0, 0);
+  if (bank_->totals().gross == 0)
+    let_go(options_.wait_timeout);
+  else
+    give_back_idle(0, 0);
 }
 
-// Nothing is live: the driver has everything back as soon as all work is done, for which close() waits a bounded time. The
-// last free of a closed pool waits for nothing; what is not done then goes back when somebody looks again.
+// Nothing is live: the driver has everything back as soon as all work is done, for which close() waits a bounded time.
+// The last free of a closed pool waits for nothing; what is not done then goes back when somebody looks again.
 void Core::let_go(double timeout) {
   const double deadline = driver_->now() + timeout;
   double pause = 20e-6;
   for (int look = 0; !settled(); ++look) {
     // A context event for what no stream fences any more, and a few looks at it before time passes.
-    if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending()) fences_.record_context(streams_.states());
+    if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending())
+      fences_.record_context(streams_.states());
     if (look < kFinalLooks) continue;
     if (lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) break;
     driver_->pause(pause);

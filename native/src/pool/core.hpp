@@ -1,4 +1,5 @@
-// The pool. One Core owns memory of one kind on one device and hands it out; everything else in this folder is a part of it.
+// The pool. One Core owns memory of one kind on one device and hands it out; everything else in this folder is a part
+// of it.
 //
 // Locks, none of which is held over a driver call, a wait or a callback, and none taken while another of them is held,
 // except as noted:
@@ -6,7 +7,8 @@
 //   extent_lock_          the extent map, every FreeIndex, segments, page map entries, spare records
 //   StreamTable's mutex   the maps from stream to heap (sweep takes heap locks under it)
 //   extra_locks_          BlockRecord::extra of live blocks, by record
-// Life of the memory of a block: `live` -> (free) marks -> heap | waiting slot | mixed extents | debugger -> usable again.
+// Life of the memory of a block: `live` -> (free) marks -> heap | waiting slot | mixed extents | debugger -> usable
+// again.
 #pragma once
 
 #include <array>
@@ -39,7 +41,7 @@ struct AllocRequest {
   Bytes alignment = kMinAlignment;
   driver::StreamHandle stream = driver::kLegacyStream;
   bool stream_ordered = false;
-  bool raw = false;             // nobody's object owns it
+  bool raw = false;  // nobody's object owns it
   debug::StackId stack = 0;
   std::string_view tag;
 };
@@ -52,22 +54,22 @@ struct BlockRef {
 };
 
 struct FreeRequest {
-  std::optional<driver::StreamHandle> stream;   // none: the block's own, without a driver call
+  std::optional<driver::StreamHandle> stream;  // none: the block's own, without a driver call
   debug::StackId stack = 0;
   // Streams recorded on the block whose handles the caller keeps alive and vouches for: fenced in this call.
   std::span<const driver::StreamHandle> fence_too;
 };
 
 // How memory was found; one counter each (R4).
-#define STREAMPOOL_PATHS(X)                                                                                    \
-  X(own, "memory of the same stream, reused at once")                                                          \
-  X(completed, "memory of another stream whose work was done")                                                 \
-  X(fresh, "memory that no stream had a claim on")                                                             \
-  X(waited, "the stream was made to wait for another one")                                                     \
-  X(host_waited, "found after a bounded wait on the host")                                                     \
-  X(grown, "new memory from the driver")                                                                       \
-  X(moved, "idle memory given back to the driver and asked for again in one piece")                            \
-  X(quarantine, "taken back from the debugger's quarantine")                                                   \
+#define STREAMPOOL_PATHS(X)                                                         \
+  X(own, "memory of the same stream, reused at once")                               \
+  X(completed, "memory of another stream whose work was done")                      \
+  X(fresh, "memory that no stream had a claim on")                                  \
+  X(waited, "the stream was made to wait for another one")                          \
+  X(host_waited, "found after a bounded wait on the host")                          \
+  X(grown, "new memory from the driver")                                            \
+  X(moved, "idle memory given back to the driver and asked for again in one piece") \
+  X(quarantine, "taken back from the debugger's quarantine")                        \
   X(called_back, "found after a garbage collection or the out-of-memory callback")
 enum class Path : std::uint8_t {
 #define STREAMPOOL_ROW(name, text) name,
@@ -101,9 +103,9 @@ struct CheckReport {
 
 // What the outside world lends the pool; all may be empty. None is called under a lock.
 struct Hooks {
-  std::function<bool()> interrupted;           // polled in waits: true ends the wait (Ctrl-C)
-  std::function<void()> collect_garbage;       // before an out-of-memory error
-  std::function<bool(Bytes)> out_of_memory;    // true: something was freed, try again
+  std::function<bool()> interrupted;         // polled in waits: true ends the wait (Ctrl-C)
+  std::function<void()> collect_garbage;     // before an out-of-memory error
+  std::function<bool(Bytes)> out_of_memory;  // true: something was freed, try again
 };
 
 class Core final : public std::enable_shared_from_this<Core>, private debug::Host, private order::Events {
@@ -118,8 +120,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // By raw address, or by a block's own name (then a stale name is an error that harms nobody).
   Errc free(Address address, const FreeRequest& request, Failure* failure);
   Errc free(const BlockRef& block, const FreeRequest& request, Failure* failure);
-  // What can be done without a wait, a driver call or a second look: a slot on a cached lasting stream, its lock free right
-  // now. False: nothing was done, take the full call. For callers that hold a lock of their own, like the GIL.
+  // What can be done without a wait, a driver call or a second look: a slot on a cached lasting stream, its lock free
+  // right now. False: nothing was done, take the full call. For callers that hold a lock of their own, like the GIL.
   bool try_allocate(const AllocRequest& request, BlockRef* out);
   bool try_free(const BlockRef& block, const FreeRequest& request);
   bool try_free(Address address, const FreeRequest& request);
@@ -169,8 +171,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   // What an allocation needs of memory.
   struct Need {
-    Bytes size = 0;       // requested
-    Bytes bytes = 0;      // of slot or extent
+    Bytes size = 0;                      // requested
+    Bytes bytes = 0;                     // of slot or extent
     Bytes alignment = kExtentAlignment;  // of the extent's start
     Bytes front = 0;
     unsigned cls = kNoClass;
@@ -208,7 +210,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool good_free(BlockRecord& record);
   placement::Extent* grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own, Path* path);
   placement::Extent* grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own);
-  void fill_large(placement::Extent* extent, const order::MarkSet& inherited, const Need& need, Path path, Found* found);
+  void fill_large(placement::Extent* extent, const order::MarkSet& inherited, const Need& need, Path path,
+                  Found* found);
 
   // ladder.cpp
   enum class Grown : std::uint8_t { yes, limit, refused, failed };
@@ -220,8 +223,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool find_again(Named& t, const Need& need, Path path, Found* found);
   void retire_idle_slabs();
   bool promote();
-  Errc out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason, const driver::Status& status,
-                     Failure* failure);
+  Errc out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason,
+                     const driver::Status& status, Failure* failure);
   enum class Waited : std::uint8_t { found, nothing, interrupted };
   Grown grow_for(Named& t, const Need& need, bool beside, driver::Status* status);
   Waited wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found);
@@ -271,7 +274,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Bytes guards_of(const BlockRecord& record) const;
   debug::BlockFacts facts_of(const BlockRecord& record, Address address);
   observe::ThreadCounters& counters();
-  std::mutex& extra_lock(const BlockRecord* record) { return extra_locks_[(reinterpret_cast<std::uintptr_t>(record) >> 6) % extra_locks_.size()]; }
+  std::mutex& extra_lock(const BlockRecord* record) {
+    return extra_locks_[(reinterpret_cast<std::uintptr_t>(record) >> 6) % extra_locks_.size()];
+  }
   void count_path(Path path) { paths_[static_cast<std::size_t>(path)].fetch_add(1, std::memory_order_relaxed); }
   void claim_pages(Address begin, Bytes bytes, void* pointer, placement::PageMap::Tag tag);
   void mark_streams(double deadline);
@@ -301,7 +306,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Hooks hooks_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> lost_{false};  // the device's context is gone for good
-  bool buried_ = false;  // nobody holds it any more: no wait, no callback, no thread of its own
+  bool buried_ = false;            // nobody holds it any more: no wait, no callback, no thread of its own
 
   StreamTable streams_;
   order::Fences fences_;
@@ -309,8 +314,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   SpinLock extent_lock_;
   placement::ExtentMap extents_;
-  placement::FreeIndex common_{true};   // complete: usable by anybody
-  placement::FreeIndex mixed_{false};   // marks of several streams; Extent::note is a MarkSet
+  placement::FreeIndex common_{true};  // complete: usable by anybody
+  placement::FreeIndex mixed_{false};  // marks of several streams; Extent::note is a MarkSet
   std::vector<std::unique_ptr<Segment>> segments_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<std::unique_ptr<LargeBlock>> large_;
@@ -329,10 +334,10 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   std::unique_ptr<debug::Debugger> debugger_;
   std::atomic<bool> deep_check_{false};  // somebody waits for the debugger's answer
-  std::shared_mutex live_gate_;         // debug mode: held shared by frees, exclusively while live blocks are verified
+  std::shared_mutex live_gate_;          // debug mode: held shared by frees, exclusively while live blocks are verified
 
   std::mutex relay_mutex_;
-  std::vector<Heap*> relays_;           // private streams behind record_event
+  std::vector<Heap*> relays_;  // private streams behind record_event
   std::size_t next_relay_ = 0;
 };
 

@@ -8,8 +8,8 @@ namespace streampool::pool {
 using placement::Extent;
 using placement::PageMap;
 
-// Puts a mark on every stream that has live blocks, and waits a bounded time for them: live blocks on a stream whose mark is
-// still open may have pending work, so their guards are not judged.
+// Puts a mark on every stream that has live blocks, and waits a bounded time for them: live blocks on a stream whose
+// mark is still open may have pending work, so their guards are not judged.
 void Core::mark_streams(double deadline) {
   bool stranded = false;
   streams_.for_each([&](Heap& heap) {
@@ -30,7 +30,9 @@ void Core::mark_streams(double deadline) {
   }
 }
 
-std::vector<debug::Fault> Core::take_faults() { return debugger_ != nullptr ? debugger_->take_faults() : std::vector<debug::Fault>{}; }
+std::vector<debug::Fault> Core::take_faults() {
+  return debugger_ != nullptr ? debugger_->take_faults() : std::vector<debug::Fault>{};
+}
 debug::Totals Core::debug_totals() const { return debugger_ != nullptr ? debugger_->totals() : debug::Totals{}; }
 
 CheckReport Core::check(double timeout) {
@@ -45,9 +47,11 @@ CheckReport Core::check(double timeout) {
   if (alive.code == driver::Code::lost) {
     lost_.store(true, std::memory_order_release);
     report.errc = Errc::driver;
-    report.text = "device " + std::string(driver_->name()) + " is lost (" + driver::describe(alive) + "): the memory of pool '" + name_ +
-                  "' is gone with its context, and nothing of it could be checked. Freeing its blocks is harmless; start a new "
-                  "process, or make a new context and a new pool";
+    report.text =
+        "device " + std::string(driver_->name()) + " is lost (" + driver::describe(alive) + "): the memory of pool '" +
+        name_ +
+        "' is gone with its context, and nothing of it could be checked. Freeing its blocks is harmless; start a new "
+        "process, or make a new context and a new pool";
     return report;
   }
   drain();
@@ -94,7 +98,8 @@ void Core::give_back(void* cookie) {
   settle(&record, {});
 }
 
-void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below, std::optional<debug::BlockFacts>* above) {
+void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below,
+                      std::optional<debug::BlockFacts>* above) {
   const PageMap::Entry entry = PageMap::find(begin);
   if (entry && entry.tag() == PageMap::Tag::slab) {
     const Slab* slab = static_cast<Slab*>(entry.pointer());
@@ -135,7 +140,8 @@ void Core::pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::Bl
       std::lock_guard extra(extra_lock(&record));
       if (record.extra)
         for (const order::StreamState* s : record.extra->recorded)
-          done = done && s->completed.load(std::memory_order_acquire) >= Heap::of(const_cast<order::StreamState*>(s))->check_ticket;
+          done = done && s->completed.load(std::memory_order_acquire) >=
+                             Heap::of(const_cast<order::StreamState*>(s))->check_ticket;
     }
     (done ? ready : busy)->push_back(facts_of(record, address_of(record)));
   });

@@ -41,8 +41,8 @@ Errc Core::record_stream(const BlockRef& block, driver::StreamHandle stream, Fai
   return Errc::ok;
 }
 
-// A private stream waits for the event and is fenced at once: the block gets a mark that covers what the event covered when
-// this was called, and no more, whatever the caller does with the event later.
+// A private stream waits for the event and is fenced at once: the block gets a mark that covers what the event covered
+// when this was called, and no more, whatever the caller does with the event later.
 Errc Core::record_event(Address address, driver::EventHandle event, Failure* failure) {
   if (address == 0) return Errc::ok;
   BlockRef block;
@@ -55,7 +55,9 @@ Errc Core::record_event(const BlockRef& block, driver::EventHandle event, Failur
   if (errc != Errc::ok && errc != Errc::closed) return errc;
   // A query of an event that was recorded in a capture would end that capture.
   if (streams_.capture_known())
-    return failure->set(Errc::capture, "record_event: a graph capture is under way; use record_stream, or call this before or after it");
+    return failure->set(
+        Errc::capture,
+        "record_event: a graph capture is under way; use record_stream, or call this before or after it");
   const driver::Status state = driver_->event_query(event);
   if (state.code == driver::Code::capturing)
     return failure->set(Errc::capture, "record_event: the event was recorded in a graph capture");

@@ -47,8 +47,9 @@ std::string format_bytes(Bytes bytes) {
 
 std::string describe(const OomReport& r) {
   const auto both = [](Bytes b) { return format_bytes(b) + " (" + std::to_string(b) + ")"; };
-  std::string t = "out of memory: " + both(r.request) + " asked of pool '" + r.pool + "' (" + r.kind + " memory of " + r.device +
-                  "), alignment " + std::to_string(r.alignment) + ", stream " + std::to_string(r.stream) + ".\n";
+  std::string t = "out of memory: " + both(r.request) + " asked of pool '" + r.pool + "' (" + r.kind + " memory of " +
+                  r.device + "), alignment " + std::to_string(r.alignment) + ", stream " + std::to_string(r.stream) +
+                  ".\n";
   t += "  reason: " + std::string(oom_reason_word(r.reason));
   switch (r.reason) {
     case OomReason::driver: t += " - the driver gives no more memory"; break;
@@ -58,22 +59,31 @@ std::string describe(const OomReport& r) {
     case OomReason::capture: t += " - a graph capture is under way, so the pool may not grow or wait"; break;
   }
   if (!r.driver_error.empty()) t += "; " + r.driver_error;
-  t += "\n  in use " + both(r.in_use) + ", pending " + both(r.pending) + ", cached " + both(r.cached) + ", quarantined " +
-       both(r.quarantined) + ", reserved " + both(r.reserved) + "\n";
-  t += "  limit " + (r.limit == 0 ? std::string("none") : both(r.limit)) + ", largest free piece " + both(r.largest_free);
-  t += r.device_known ? ", device free " + both(r.device_free) + " of " + both(r.device_total) : ", device memory unknown (the query failed too)";
+  t += "\n  in use " + both(r.in_use) + ", pending " + both(r.pending) + ", cached " + both(r.cached) +
+       ", quarantined " + both(r.quarantined) + ", reserved " + both(r.reserved) + "\n";
+  t += "  limit " + (r.limit == 0 ? std::string("none") : both(r.limit)) + ", largest free piece " +
+       both(r.largest_free);
+  t += r.device_known ? ", device free " + both(r.device_free) + " of " + both(r.device_total)
+                      : ", device memory unknown (the query failed too)";
   t += "\n";
   if (!r.holders.empty()) {
     t += "  held by:\n";
     for (const Holder& h : r.holders)
-      t += "    " + both(h.bytes) + " in " + std::to_string(h.blocks) + " blocks, call site " + std::to_string(h.stack) + "\n";
+      t += "    " + both(h.bytes) + " in " + std::to_string(h.blocks) + " blocks, call site " +
+           std::to_string(h.stack) + "\n";
   }
   t += "  try: ";
   switch (r.reason) {
-    case OomReason::driver: t += "free blocks that are no longer needed, close other users of the device, or pool.trim() other pools"; break;
+    case OomReason::driver:
+      t += "free blocks that are no longer needed, close other users of the device, or pool.trim() other pools";
+      break;
     case OomReason::limit: t += "raise limit=, or free blocks that are no longer needed"; break;
-    case OomReason::fragmentation: t += "free neighbouring blocks, allocate large blocks first, or pool.trim() before large requests"; break;
-    case OomReason::pending: t += "synchronise or name the streams that still use freed blocks, or raise wait_timeout="; break;
+    case OomReason::fragmentation:
+      t += "free neighbouring blocks, allocate large blocks first, or pool.trim() before large requests";
+      break;
+    case OomReason::pending:
+      t += "synchronise or name the streams that still use freed blocks, or raise wait_timeout=";
+      break;
     case OomReason::capture: t += "reserve() before the capture begins"; break;
   }
   return t;

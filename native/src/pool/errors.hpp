@@ -14,10 +14,11 @@
 namespace streampool::pool {
 
 // One row an error: the code and its word.
-#define STREAMPOOL_ERRORS(X)                                                                                       \
-  X(ok) X(invalid_value) X(invalid_size) X(invalid_alignment) X(out_of_memory) X(double_free) X(foreign_free)      \
-  X(interior_free) X(wrong_pool) X(trampled_record) X(stream) X(capture) X(driver) X(closed) X(forked) X(exiting) \
-  X(interrupted) X(internal)
+#define STREAMPOOL_ERRORS(X)                                                                                          \
+  X(ok)                                                                                                               \
+  X(invalid_value) X(invalid_size) X(invalid_alignment) X(out_of_memory) X(double_free) X(foreign_free)               \
+      X(interior_free) X(wrong_pool) X(trampled_record) X(stream) X(capture) X(driver) X(closed) X(forked) X(exiting) \
+          X(interrupted) X(internal)
 
 enum class Errc : std::uint8_t {
 #define STREAMPOOL_ROW(name) name,
@@ -36,7 +37,8 @@ struct Holder {
   debug::StackId stack = 0;
 };
 
-// The fields of an out-of-memory error, all in bytes. `device_free` is 0 with `device_known` false when the query failed too.
+// The fields of an out-of-memory error, all in bytes. `device_free` is 0 with `device_known` false when the query
+// failed too.
 struct OomReport {
   Bytes request = 0, alignment = 0;
   std::uint64_t stream = 0;

@@ -24,6 +24,8 @@ bool Core::record_context(std::uintptr_t event) {
 }
 
 bool Core::done(std::uintptr_t event) { return noted(driver_->event_query(event)); }
-bool Core::wait(std::uintptr_t stream, std::uintptr_t event) { return noted(driver_->stream_wait_event(stream, event)); }
+bool Core::wait(std::uintptr_t stream, std::uintptr_t event) {
+  return noted(driver_->stream_wait_event(stream, event));
+}
 
 }  // namespace streampool::pool

@@ -28,8 +28,8 @@ void Core::claim_pages(Address begin, Bytes bytes, void* pointer, PageMap::Tag t
   if (tag == PageMap::Tag::slab) static_cast<Slab*>(pointer)->pages = static_cast<std::uint32_t>(bytes / kPage);
 }
 
-// Under the extent lock: the better of the best fits among T's own extents and those of nobody. `own` is the ticket of T that
-// may still be touching it, 0 if none.
+// Under the extent lock: the better of the best fits among T's own extents and those of nobody. `own` is the ticket of
+// T that may still be touching it, 0 if none.
 Extent* Core::grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* own, Path* path) {
   Extent* mine = strict ? nullptr : t.extents.best_fit(bytes, alignment);
   Extent* free = common_.best_fit(bytes, alignment);
@@ -67,7 +67,8 @@ Extent* Core::grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticke
 
   const Address at = round_up(best_first->begin, alignment);
   *own = 0;
-  // Skip whole extents before `at`, then hold piece by piece up to the last byte needed; what sticks out keeps its owner.
+  // Skip whole extents before `at`, then hold piece by piece up to the last byte needed; what sticks out keeps its
+  // owner.
   Extent* e = best_first;
   while (e->end() <= at) e = e->next;
   Extent* first = nullptr;
@@ -113,7 +114,8 @@ void Core::fill_large(Extent* extent, const order::MarkSet& inherited, const Nee
       large_.push_back(std::make_unique<LargeBlock>());
       block = large_.back().get();
       block->core = this;
-      block->record.container = reinterpret_cast<std::uintptr_t>(block) | static_cast<std::uintptr_t>(PageMap::Tag::large);
+      block->record.container =
+          reinterpret_cast<std::uintptr_t>(block) | static_cast<std::uintptr_t>(PageMap::Tag::large);
     }
     block->page = extent->begin + need.front;
     claim_pages(block->page, 1, block, PageMap::Tag::large);

@@ -7,7 +7,8 @@ using placement::PageMap;
 
 Address Core::address_of(const BlockRecord& record) const {
   const PageMap::Entry container{record.container};
-  if (container.tag() == PageMap::Tag::large) return static_cast<LargeBlock*>(container.pointer())->begin + record.front;
+  if (container.tag() == PageMap::Tag::large)
+    return static_cast<LargeBlock*>(container.pointer())->begin + record.front;
   const Slab* slab = static_cast<Slab*>(container.pointer());
   return slab->slot_begin(slab->number_of(&record)) + record.front;
 }

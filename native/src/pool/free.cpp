@@ -35,10 +35,12 @@ Errc Core::free(const BlockRef& block, const FreeRequest& request, Failure* fail
 }
 
 bool Core::try_free(const BlockRef& block, const FreeRequest& request) {
-  if (debugger_ != nullptr || closed() || driver::ending() != driver::Ending::no || !request.stream.has_value()) return false;
+  if (debugger_ != nullptr || closed() || driver::ending() != driver::Ending::no || !request.stream.has_value())
+    return false;
   const driver::StreamHandle handle = canonical(*request.stream);
   const ThreadCache& cache = thread_cache();
-  if (cache.uid != uid_ || cache.handle != handle || cache.epoch != streams_.epoch() || streams_.capture_known()) return false;
+  if (cache.uid != uid_ || cache.handle != handle || cache.epoch != streams_.epoch() || streams_.capture_known())
+    return false;
   BlockRecord& record = *block.record;
   const PageMap::Entry container{record.container};
   if (container.tag() != PageMap::Tag::slab || record.extra || record.home != cache.heap) return false;
@@ -59,7 +61,8 @@ bool Core::try_free(Address address, const FreeRequest& request) {
   if (slab->core != this || slot >= slab->stack.slots) return false;
   BlockRecord& record = slab->records[slot];
   if (address != slab->slot_begin(slot) + record.front) return false;
-  return try_free(BlockRef{address, &record, BlockRecord::generation_of(record.word.load(std::memory_order_acquire))}, request);
+  return try_free(BlockRef{address, &record, BlockRecord::generation_of(record.word.load(std::memory_order_acquire))},
+                  request);
 }
 
 Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure* failure) {
@@ -93,7 +96,8 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   for (driver::StreamHandle handle : request.fence_too) {
     Named other;
     Failure ignored;
-    if (streams_.name(handle, &other, &ignored) == Errc::ok && !other.stream().lasting) fences_.record(other.stream(), other.handle());
+    if (streams_.name(handle, &other, &ignored) == Errc::ok && !other.stream().lasting)
+      fences_.record(other.stream(), other.handle());
   }
   if (released_.load(std::memory_order_relaxed) != nullptr) drain();
   if (debugger_ != nullptr) debugger_->poll();
@@ -139,7 +143,8 @@ bool Core::free_own_slot(BlockRecord& record, Heap& by, Ticket* ticket) {
     slab->stack.push(slab->number_of(&record));
     if (!slab->listed) list_slab(by, slab);
     // One empty slab a class stays, so that a pair at the edge does not cut and give back each time.
-    if (slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass && (slab->prev != nullptr || slab->next != nullptr)) {
+    if (slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass &&
+        (slab->prev != nullptr || slab->next != nullptr)) {
       unlist_slab(by, slab);
       --by.slab_count;
       retire = true;
@@ -165,7 +170,8 @@ void Core::retire_slab(Slab* slab) {
   put_extent(extent, std::move(marks));
 }
 
-// A fresh ticket on the freeing stream and on each recorded one; the memory's former marks unless they are covered (R1).
+// A fresh ticket on the freeing stream and on each recorded one; the memory's former marks unless they are covered
+// (R1).
 MarkSet Core::make_marks(BlockRecord& record, Heap& by, Ticket* ticket) {
   MarkSet marks;
   const auto mark = [&marks](order::StreamState& s) {
@@ -228,7 +234,8 @@ void Core::settle_slot(Slab* slab, unsigned slot, MarkSet marks) {
   BlockRecord& record = slab->records[slot];
   if (!options_.debug.track) record.extra.reset();
   marks.drop_complete();
-  const bool own = marks.empty() || (marks.size() == 1 && marks.begin()->stream == &heap.stream && !host_visible(kind_));
+  const bool own =
+      marks.empty() || (marks.size() == 1 && marks.begin()->stream == &heap.stream && !host_visible(kind_));
   bool retire = false;
   {
     std::lock_guard lock(heap.stream.lock);
@@ -237,7 +244,8 @@ void Core::settle_slot(Slab* slab, unsigned slot, MarkSet marks) {
       slab->last_ticket = std::max(slab->last_ticket, record.ticket);
       slab->stack.push(slot);
       if (!slab->listed) list_slab(heap, slab);
-      if (slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass && (slab->prev != nullptr || slab->next != nullptr)) {
+      if (slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass &&
+          (slab->prev != nullptr || slab->next != nullptr)) {
         unlist_slab(heap, slab);
         --heap.slab_count;
         retire = true;
@@ -263,13 +271,15 @@ void Core::put_extent(Extent* extent, MarkSet marks) {
   }
 }
 
-// -- fences that R6 allows in the call that names the stream ---------------------------------------------------------------
+// -- fences that R6 allows in the call that names the stream
+// ---------------------------------------------------------------
 
 void Core::note_unfenced(Named& named, Bytes bytes, Ticket ticket) {
   order::StreamState& s = named.stream();
   if (s.lasting) {
     // Nobody fences a lasting stream on a free; the debugger asks for completion all the time, so here it pays.
-    if (debugger_ != nullptr && s.unfenced_frees.fetch_add(1, std::memory_order_relaxed) + 1 >= std::min(kFenceFrees, options_.debug.check_every))
+    if (debugger_ != nullptr && s.unfenced_frees.fetch_add(1, std::memory_order_relaxed) + 1 >=
+                                    std::min(kFenceFrees, options_.debug.check_every))
       fences_.record(s, named.handle(), ticket);
     return;
   }
@@ -277,9 +287,11 @@ void Core::note_unfenced(Named& named, Bytes bytes, Ticket ticket) {
     fences_.record(s, named.handle(), ticket);
     return;
   }
-  if (s.unfenced_frees.fetch_add(1, std::memory_order_relaxed) == 0) s.unfenced_since.store(driver_->now(), std::memory_order_relaxed);
+  if (s.unfenced_frees.fetch_add(1, std::memory_order_relaxed) == 0)
+    s.unfenced_since.store(driver_->now(), std::memory_order_relaxed);
   const std::uint64_t total = s.unfenced_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  if (total >= kFenceBytes || s.unfenced_frees.load(std::memory_order_relaxed) >= kFenceFrees) fences_.record(s, named.handle(), ticket);
+  if (total >= kFenceBytes || s.unfenced_frees.load(std::memory_order_relaxed) >= kFenceFrees)
+    fences_.record(s, named.handle(), ticket);
 }
 
 // A call names a stream that is not lasting: what others put on it, and what is old, gets its fence now.
@@ -292,7 +304,8 @@ void Core::fence_owed(Named& named) {
     fences_.record(s, named.handle());
 }
 
-// -- implicit release --------------------------------------------------------------------------------------------------
+// -- implicit release
+// --------------------------------------------------------------------------------------------------
 
 void Core::release(const BlockRef& block) noexcept {
   if (driver::ending() != driver::Ending::no) return;

@@ -13,7 +13,8 @@
 
 namespace streampool::pool {
 
-// A slot freed on a foreign stream, with recorded streams, or of memory that the host can touch: it waits for its marks.
+// A slot freed on a foreign stream, with recorded streams, or of memory that the host can touch: it waits for its
+// marks.
 struct WaitingSlot {
   Slab* slab = nullptr;
   unsigned slot = 0;
@@ -38,9 +39,9 @@ struct Heap {
   std::size_t look_from = 0;  // where the next bounded look through a long list of waiting slots starts
   // Calls and live blocks that hold a pointer to this heap beyond its own slabs: it must not become another stream's.
   std::atomic<std::uint32_t> users{0};
-  order::Ticket check_ticket = 0;       // taken by the check() under way
-  bool known = false;                   // in the stream table; else spare
-  bool own = false;                     // a relay stream of the pool itself
+  order::Ticket check_ticket = 0;  // taken by the check() under way
+  bool known = false;              // in the stream table; else spare
+  bool own = false;                // a relay stream of the pool itself
 
   static Heap* of(order::StreamState* stream) { return reinterpret_cast<Heap*>(stream); }
 };

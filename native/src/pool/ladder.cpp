@@ -1,5 +1,5 @@
-// The slow path, rung by rung (R11). Every rung that may free memory ends in a new search; no lock is held in any wait or
-// callback; the pool's own limit and the driver's refusal take the same way.
+// The slow path, rung by rung (R11). Every rung that may free memory ends in a new search; no lock is held in any wait
+// or callback; the pool's own limit and the driver's refusal take the same way.
 #include <algorithm>
 
 #include "core.hpp"
@@ -37,8 +37,8 @@ void Core::poll_all(bool fence_legacy) {
     fresh = poll_stream(heap, fence_legacy) || fresh;
   });
   fences_.poll_context();
-  // A fence recorded just now on a stream with nothing to do is done within microseconds. Looking again for that long is
-  // cheap beside growing, and it is asked once a fence, not once a miss.
+  // A fence recorded just now on a stream with nothing to do is done within microseconds. Looking again for that long
+  // is cheap beside growing, and it is asked once a fence, not once a miss.
   constexpr double kGrace = 10e-6;
   constexpr int kMaxLooks = 64;
   const double until = fresh ? driver_->now() + kGrace : 0;
@@ -107,8 +107,8 @@ void Core::retire_idle_slabs() {
   for (Slab* slab : idle) retire_slab(slab);
 }
 
-// Forgets streams that left nothing behind (they may be gone for good); where many left marks that nobody will ever fence,
-// one context event covers them all.
+// Forgets streams that left nothing behind (they may be gone for good); where many left marks that nobody will ever
+// fence, one context event covers them all.
 void Core::sweep_streams() {
   const auto empty = [](Heap& heap) {
     heap.stream.fence_lock.lock();
@@ -126,8 +126,8 @@ void Core::sweep_streams() {
     streams_.sweep(empty);
   };
   sweep();
-  if (streams_.known() >= sweep_at_.load() && options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending() &&
-      fences_.record_context(streams_.states())) {
+  if (streams_.known() >= sweep_at_.load() && options_.recover_stranded && !streams_.capture_known() &&
+      !fences_.context_pending() && fences_.record_context(streams_.states())) {
     // Most streams that are gone have nothing left to do.
     constexpr int kLooks = 8;
     for (int look = 0; look < kLooks && fences_.context_pending(); ++look) fences_.poll_context();
@@ -166,14 +166,16 @@ Bytes Core::pending_bytes() {
 }
 
 bool Core::find_again(Named& t, const Need& need, Path path, Found* found) {
-  if (!find_own(t, need, found) && !(options_.opportunistic && need.slot() && take_foreign_slot(*t.heap(), need, found))) return false;
+  if (!find_own(t, need, found) &&
+      !(options_.opportunistic && need.slot() && take_foreign_slot(*t.heap(), need, found)))
+    return false;
   // Whatever list it came from, this rung is why it was there.
   found->path = path;
   return true;
 }
 
-// The stream is made to wait for another one's free: only on fences recorded inside the freeing call (section 3), so that
-// it waits for what was queued before that free and for nothing later.
+// The stream is made to wait for another one's free: only on fences recorded inside the freeing call (section 3), so
+// that it waits for what was queued before that free and for nothing later.
 bool Core::take_waited(Named& t, const Need& need, Found* found) {
   if (need.slot() || need.strict) return false;
   StreamState& me = t.stream();
@@ -198,8 +200,10 @@ bool Core::take_waited(Named& t, const Need& need, Found* found) {
   constexpr std::size_t kMaxCandidates = 16;
   if (candidates.size() > kMaxCandidates) candidates.resize(kMaxCandidates);
   for (const auto& [size, marks] : candidates) {
-    if (!std::all_of(marks.begin(), marks.end(), [&](const order::Mark& m) { return fences_.can_wait(me, m); })) continue;
-    if (!std::all_of(marks.begin(), marks.end(), [&](const order::Mark& m) { return fences_.wait(me, t.handle(), m); })) continue;
+    if (!std::all_of(marks.begin(), marks.end(), [&](const order::Mark& m) { return fences_.can_wait(me, m); }))
+      continue;
+    if (!std::all_of(marks.begin(), marks.end(), [&](const order::Mark& m) { return fences_.wait(me, t.handle(), m); }))
+      continue;
     // Published: now any extent whose marks T may use will do.
     std::lock_guard lock(extent_lock_);
     Extent* best = nullptr;
@@ -256,11 +260,11 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
     // What became complete may be in pieces: given back to the driver and asked for again it is in one.
     if (give_back_mapped(0) != 0) {
       driver::Status status;
-      if (grow_for(t, need, false, &status) == Grown::yes &&
-          find_again(t, need, Path::host_waited, found))
+      if (grow_for(t, need, false, &status) == Grown::yes && find_again(t, need, Path::host_waited, found))
         return Waited::found;
     }
-    const bool more = pending_bytes() != 0 || (quarantine && debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0);
+    const bool more =
+        pending_bytes() != 0 || (quarantine && debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0);
     const double now = driver_->now();
     if (!more || lost_.load() || now >= deadline) return Waited::nothing;
     if (now >= next_interrupt_check) {
@@ -270,7 +274,8 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
     if (!waited) host_waits_.fetch_add(1, std::memory_order_relaxed);
     waited = true;
     // Marks that nobody will ever fence: their stream is gone, or nobody names it again.
-    if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending()) fences_.record_context(streams_.states());
+    if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending())
+      fences_.record_context(streams_.states());
     driver_->pause(std::min(pause, deadline - now));
     pause = std::min(pause * 2, kLongestPause);
   }
@@ -329,7 +334,8 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     if (debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0) {
       switch (wait_for_pending(t, need, deadline, true, found)) {
         case Waited::found: return done();
-        case Waited::interrupted: return failure->set(Errc::interrupted, "interrupted while waiting for quarantined blocks");
+        case Waited::interrupted:
+          return failure->set(Errc::interrupted, "interrupted while waiting for quarantined blocks");
         case Waited::nothing: break;
       }
     }
@@ -357,12 +363,14 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     break;
   }
   if (grown == Grown::failed && refusal.code != driver::Code::out_of_memory && !refusal.ok())
-    return failure->set(Errc::driver, "pool '" + name_ + "' could not take memory from the driver: " + driver::describe(refusal));
-  return out_of_memory(t.stream().id, need.bytes, request, grown == Grown::limit ? OomReason::limit : OomReason::driver, refusal, failure);
+    return failure->set(Errc::driver,
+                        "pool '" + name_ + "' could not take memory from the driver: " + driver::describe(refusal));
+  return out_of_memory(t.stream().id, need.bytes, request, grown == Grown::limit ? OomReason::limit : OomReason::driver,
+                       refusal, failure);
 }
 
-Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason, const driver::Status& status,
-                         Failure* failure) {
+Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason,
+                         const driver::Status& status, Failure* failure) {
   oom_.fetch_add(1, std::memory_order_relaxed);
   const Stats now = stats();
   auto report = std::make_unique<OomReport>();
@@ -384,8 +392,10 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& r
   // May fail like everything else; the error does not depend on it.
   r.device_known = driver_->mem_info(&r.device_free, &r.device_total).ok();
   r.reason = reason;
-  if (now.cached >= need && now.cached != 0) r.reason = OomReason::fragmentation;
-  else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need) r.reason = OomReason::pending;
+  if (now.cached >= need && now.cached != 0)
+    r.reason = OomReason::fragmentation;
+  else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need)
+    r.reason = OomReason::pending;
   std::map<debug::StackId, Holder> by_site;
   for_each_live([&](BlockRecord& record) {
     Holder& h = by_site[record.stack];

@@ -21,8 +21,9 @@ debug::FaultKind fault_of(Errc errc) {
 
 }  // namespace
 
-// The live large block of any pool that holds `address`; `in_pool`: some pool owns the address. The page map has the start
-// of a block only, so this looks page by page towards lower addresses: for interior addresses and errors, not for frees.
+// The live large block of any pool that holds `address`; `in_pool`: some pool owns the address. The page map has the
+// start of a block only, so this looks page by page towards lower addresses: for interior addresses and errors, not for
+// frees.
 LargeBlock* Core::covering(Address address, bool* in_pool) {
   constexpr Bytes kPage = Bytes{1} << PageMap::kPageBits;
   for (const auto& other : all()) {
@@ -38,7 +39,8 @@ LargeBlock* Core::covering(Address address, bool* in_pool) {
         return nullptr;
       }
       LargeBlock* block = static_cast<LargeBlock*>(e.pointer());
-      if (block->extent == nullptr || block->begin > address) continue;  // freed, or it starts behind us in the same page
+      if (block->extent == nullptr || block->begin > address)
+        continue;  // freed, or it starts behind us in the same page
       return address < block->begin + block->bytes ? block : nullptr;
     }
     return nullptr;
@@ -46,8 +48,8 @@ LargeBlock* Core::covering(Address address, bool* in_pool) {
   return nullptr;
 }
 
-// Finds the block that starts at `address`, in whatever state it is. Anything else is an error that names what is there, and
-// for a free a fault too.
+// Finds the block that starts at `address`, in whatever state it is. Anything else is an error that names what is
+// there, and for a free a fault too.
 Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free) {
   const auto misuse = [&](Errc errc, std::string text, const BlockRecord* record, Address at) {
     if (debugger_ != nullptr && is_free) {
@@ -68,8 +70,9 @@ Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::Stack
   Bytes bytes = 0;
   Core* core = nullptr;
   // What the entry says may be history: a larger block can have grown over the page since.
-  const bool history = !entry || (entry.tag() == PageMap::Tag::slab ? static_cast<Slab*>(entry.pointer())->retired
-                                                                    : static_cast<LargeBlock*>(entry.pointer())->page != address);
+  const bool history =
+      !entry || (entry.tag() == PageMap::Tag::slab ? static_cast<Slab*>(entry.pointer())->retired
+                                                   : static_cast<LargeBlock*>(entry.pointer())->page != address);
   bool in_pool = false;
   if (history)
     if (LargeBlock* block = covering(address, &in_pool))
@@ -94,27 +97,31 @@ Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::Stack
   if (record == nullptr && in_pool)
     return misuse(Errc::foreign_free, hex(address) + " is not a block: it lies in free memory of a pool", nullptr, 0);
   if (record == nullptr)
-    return misuse(Errc::foreign_free,
-                  hex(address) + " was not allocated from this or any other pool of the process; free it where it came from", nullptr,
-                  0);
+    return misuse(
+        Errc::foreign_free,
+        hex(address) + " was not allocated from this or any other pool of the process; free it where it came from",
+        nullptr, 0);
   const std::uint64_t word = record->word.load(std::memory_order_acquire);
   if (!is_magic(BlockRecord::magic_of(word)))
     return misuse(Errc::trampled_record,
-                  "the record of the block at " + hex(address) + " was overwritten in host memory (state word " + hex(word) +
-                      "); nothing was freed. A stray host write is the likely cause",
+                  "the record of the block at " + hex(address) + " was overwritten in host memory (state word " +
+                      hex(word) + "); nothing was freed. A stray host write is the likely cause",
                   nullptr, 0);
   const Address user = begin + record->front;
   if (core != this)
     return misuse(Errc::wrong_pool,
-                  "the block at " + hex(user) + " belongs to pool '" + core->name() + "' (" + std::string(kind_name(core->kind())) +
-                      " memory of " + std::string(core->driver_->name()) + "), not to pool '" + name_ + "'",
+                  "the block at " + hex(user) + " belongs to pool '" + core->name() + "' (" +
+                      std::string(kind_name(core->kind())) + " memory of " + std::string(core->driver_->name()) +
+                      "), not to pool '" + name_ + "'",
                   nullptr, 0);
   if (user != address) {
     const bool live = record->is(Magic::live) || record->is(Magic::released);
     return misuse(Errc::interior_free,
                   hex(address) + " is not the start of a block: it lies " +
-                      (address >= user ? std::to_string(address - user) + " bytes into" : std::to_string(user - address) + " bytes before") +
-                      " the " + (live ? "" : "freed ") + "block of " + std::to_string(record->size) + " bytes at " + hex(user),
+                      (address >= user ? std::to_string(address - user) + " bytes into"
+                                       : std::to_string(user - address) + " bytes before") +
+                      " the " + (live ? "" : "freed ") + "block of " + std::to_string(record->size) + " bytes at " +
+                      hex(user),
                   record, user);
   }
   *out = BlockRef{address, record, BlockRecord::generation_of(word)};
@@ -131,9 +138,12 @@ Errc Core::not_live(const BlockRef& block, std::uint64_t word, Failure* failure,
   const bool reused = BlockRecord::generation_of(word) != block.generation;
   std::string text = reused ? "the block" : "the block of " + std::to_string(record.size) + " bytes";
   text += " at " + hex(block.address) + " of pool '" + name_ + "' ";
-  if (reused) text += "was freed before, and its memory has been handed out again since; the new owner is not harmed";
-  else if (BlockRecord::magic_of(word) == static_cast<std::uint32_t>(Magic::released)) text += "was released already";
-  else text += "is free already";
+  if (reused)
+    text += "was freed before, and its memory has been handed out again since; the new owner is not harmed";
+  else if (BlockRecord::magic_of(word) == static_cast<std::uint32_t>(Magic::released))
+    text += "was released already";
+  else
+    text += "is free already";
   if (debugger_ != nullptr && is_free) {
     debug::Fault fault;
     fault.kind = debug::FaultKind::double_free;
@@ -148,7 +158,9 @@ Errc Core::not_live(const BlockRef& block, std::uint64_t word, Failure* failure,
 
 // The live block that an address inside it belongs to.
 Errc Core::enclosing(Address address, BlockRef* out, Failure* failure) {
-  const auto missing = [&] { return failure->set(Errc::foreign_free, hex(address) + " lies in no live block of pool '" + name_ + "'"); };
+  const auto missing = [&] {
+    return failure->set(Errc::foreign_free, hex(address) + " lies in no live block of pool '" + name_ + "'");
+  };
   const PageMap::Entry entry = PageMap::find(address);
   BlockRecord* record = nullptr;
   Address begin = 0;

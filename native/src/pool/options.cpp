@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cctype>
+#include <charconv>
 #include <cmath>
 
 namespace streampool::pool {
@@ -15,7 +15,8 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"limit", OptionType::size, "0", "", "most bytes the pool may hold from the driver; 0: no limit"},
     {"initial", OptionType::size, "0", "", "bytes taken from the driver when the pool is made"},
     {"stream_ordered", OptionType::boolean, "false", "",
-     "pinned and managed memory is touched by the host in stream order only, so it may be reused at once on its stream"},
+     "pinned and managed memory is touched by the host in stream order only, so it may be reused at once on its "
+     "stream"},
     {"segments", OptionType::choice, "auto", "auto|vmm|malloc",
      "where memory comes from: virtual memory management, or driver allocations in one piece"},
     {"reuse", OptionType::choice, "wait", "wait|opportunistic|deterministic",
@@ -33,7 +34,8 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"track", OptionType::boolean, "false", "", "keep serial number, thread and time of each block"},
     {"guard_bytes", OptionType::size, "0", "", "known bytes before and after each block; 0: no guards"},
     {"fill", OptionType::boolean, "false", "", "free memory holds a pattern, which is verified"},
-    {"fill_edge_bytes", OptionType::size, "0", "", "fill and verify only this many bytes at each end of a freed block; 0: all"},
+    {"fill_edge_bytes", OptionType::size, "0", "",
+     "fill and verify only this many bytes at each end of a freed block; 0: all"},
     {"quarantine_bytes", OptionType::size, "0", "", "freed blocks kept back and checked when they leave; 0: none"},
     {"check_every", OptionType::integer, "64", "", "frees between two batches of checks"},
     {"max_faults", OptionType::integer, "100", "", "faults kept in full; more are counted"},
@@ -105,7 +107,8 @@ bool canonical(const OptionRow& row, std::string_view value, std::string* out, s
   switch (row.type) {
     case OptionType::boolean: {
       bool b = false;
-      if (!parse_bool(value, &b)) return *error = about + " takes true or false, not '" + std::string(value) + "'", false;
+      if (!parse_bool(value, &b))
+        return *error = about + " takes true or false, not '" + std::string(value) + "'", false;
       *out = b ? "true" : "false";
       return true;
     }
@@ -134,7 +137,8 @@ bool canonical(const OptionRow& row, std::string_view value, std::string* out, s
     case OptionType::choice: {
       const auto choices = split(row.choices, '|');
       if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
-        *error = about + " takes one of " + row.choices + ", not '" + std::string(value) + "'" + did_you_mean(value, choices);
+        *error = about + " takes one of " + row.choices + ", not '" + std::string(value) + "'" +
+                 did_you_mean(value, choices);
         return false;
       }
       *out = std::string(value);
@@ -194,7 +198,8 @@ bool parse_size(std::string_view text, Bytes* out, std::string* error) {
   if (rest.empty()) return bad("it is empty");
   if (rest.front() == '-') return bad("it is negative");
   std::size_t digits = 0;
-  while (digits < rest.size() && (std::isdigit(static_cast<unsigned char>(rest[digits])) || rest[digits] == '.')) ++digits;
+  while (digits < rest.size() && (std::isdigit(static_cast<unsigned char>(rest[digits])) || rest[digits] == '.'))
+    ++digits;
   const std::string_view number = rest.substr(0, digits);
   std::string_view unit = rest.substr(digits);
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
@@ -203,10 +208,9 @@ bool parse_size(std::string_view text, Bytes* out, std::string* error) {
   static constexpr struct {
     const char* name;
     Bytes factor;
-  } kUnits[] = {{"", 1},           {"b", 1},          {"k", kKiB},         {"kb", 1000},
-                {"kib", kKiB},     {"m", kMiB},       {"mb", 1000000},     {"mib", kMiB},
-                {"g", kGiB},       {"gb", 1000000000},{"gib", kGiB},       {"t", 1024 * kGiB},
-                {"tb", 1000000000000},                {"tib", 1024 * kGiB}};
+  } kUnits[] = {{"", 1},       {"b", 1},           {"k", kKiB},           {"kb", 1000},        {"kib", kKiB},
+                {"m", kMiB},   {"mb", 1000000},    {"mib", kMiB},         {"g", kGiB},         {"gb", 1000000000},
+                {"gib", kGiB}, {"t", 1024 * kGiB}, {"tb", 1000000000000}, {"tib", 1024 * kGiB}};
   Bytes factor = 0;
   for (const auto& row : kUnits)
     if (u == row.name) factor = row.factor;

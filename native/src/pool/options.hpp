@@ -43,11 +43,11 @@ struct Options {
   Bytes initial = 0;            // reserved when the pool is made
   bool stream_ordered = false;  // host-visible memory is touched in stream order only (R2)
   bool use_virtual_memory = true;
-  bool opportunistic = true;    // reuse of other streams' completed frees
-  bool wait = true;             // wait edges, late in the ladder
-  bool legacy_fences = true;    // the legacy stream may be fenced late in the ladder
-  bool recover_stranded = true; // context events
-  double wait_timeout = 10;     // seconds
+  bool opportunistic = true;     // reuse of other streams' completed frees
+  bool wait = true;              // wait edges, late in the ladder
+  bool legacy_fences = true;     // the legacy stream may be fenced late in the ladder
+  bool recover_stranded = true;  // context events
+  double wait_timeout = 10;      // seconds
   double fence_age = 100e-6;    // seconds after which an unfenced free is fenced by the next call that names its stream
   Bytes release_threshold = 0;  // idle memory above this goes back at the pool's own trim points; 0: keep all
   int stack_depth = 0;          // Python frames kept per allocation; 0: none

@@ -40,8 +40,8 @@ constexpr bool is_magic(std::uint32_t value) {
 // Kept for blocks that need more than the fast path writes: recorded streams, debug facts.
 struct BlockExtra {
   std::vector<order::StreamState*> recorded;  // may use the block until it is freed
-  order::MarkSet inherited;  // of the memory's former life: not complete when it was handed out (R1)
-  order::MarkSet marks;      // while quarantined: what the free put on it
+  order::MarkSet inherited;                   // of the memory's former life: not complete when it was handed out (R1)
+  order::MarkSet marks;                       // while quarantined: what the free put on it
   std::uint64_t serial = 0;
   std::uint64_t allocated_thread = 0, freed_thread = 0;
   double allocated_time = 0, freed_time = 0;
@@ -56,15 +56,15 @@ inline constexpr std::uint32_t kRawBlock = 1;  // BlockRecord::flags: nobody's o
 // Invariant: `word` is generation << 32 | magic; the generation grows by one each time the memory is handed out.
 struct alignas(64) BlockRecord {
   std::atomic<std::uint64_t> word{static_cast<std::uint64_t>(Magic::fresh)};
-  Bytes size = 0;                   // requested
-  Heap* home = nullptr;             // of the stream that it was allocated on
-  order::Ticket ticket = 0;         // slots: the ticket of the last free on the slab's own stream
-  std::uintptr_t container = 0;     // Slab* or LargeBlock*, tagged like a page map entry
-  std::uint32_t front : 24 = 0;     // bytes before the user's pointer; at most kMaxAlignment plus guards
+  Bytes size = 0;                // requested
+  Heap* home = nullptr;          // of the stream that it was allocated on
+  order::Ticket ticket = 0;      // slots: the ticket of the last free on the slab's own stream
+  std::uintptr_t container = 0;  // Slab* or LargeBlock*, tagged like a page map entry
+  std::uint32_t front : 24 = 0;  // bytes before the user's pointer; at most kMaxAlignment plus guards
   std::uint32_t flags : 8 = 0;
-  debug::StackId stack = 0;         // allocated at
+  debug::StackId stack = 0;  // allocated at
   std::unique_ptr<BlockExtra> extra;
-  BlockRecord* link = nullptr;      // in the queue of implicit releases
+  BlockRecord* link = nullptr;  // in the queue of implicit releases
   // 64 bytes: word, size, home, ticket, container, front + flags + stack, extra, link
 
   static constexpr std::uint64_t pack(std::uint32_t generation, Magic magic) {
@@ -96,11 +96,11 @@ struct Slab {
   Bytes slot_bytes = 0;
   std::uint64_t reciprocal = 0;
   std::uint32_t cls = 0;
-  bool listed = false;               // in its class's list of slabs with free slots
-  bool retired = false;              // its memory went back to the extents; the records stay for late frees
-  std::uint32_t waiting = 0;         // slots that wait for marks
-  std::uint32_t pages = 0;           // page map entries that still point here
-  order::Ticket last_ticket = 0;     // largest ticket of a free on the own stream
+  bool listed = false;            // in its class's list of slabs with free slots
+  bool retired = false;           // its memory went back to the extents; the records stay for late frees
+  std::uint32_t waiting = 0;      // slots that wait for marks
+  std::uint32_t pages = 0;        // page map entries that still point here
+  order::Ticket last_ticket = 0;  // largest ticket of a free on the own stream
   Slab* prev = nullptr;
   Slab* next = nullptr;
   placement::Extent* extent = nullptr;

@@ -1,5 +1,5 @@
-// Taking memory from the driver and giving it back. Plans under the extent lock, calls the driver without any lock, then
-// commits; a failing call leaves everything as it was (R14).
+// Taking memory from the driver and giving it back. Plans under the extent lock, calls the driver without any lock,
+// then commits; a failing call leaves everything as it was (R14).
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -37,8 +37,8 @@ Core::Grown Core::grow(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool 
   return grow_piece(bytes, alignment, status);
 }
 
-// Maps memory at the best place: where the least new memory completes a run of `bytes`. `beside`: count what is free and
-// usable next to it.
+// Maps memory at the best place: where the least new memory completes a run of `bytes`. `beside`: count what is free
+// and usable next to it.
 Core::Grown Core::grow_mapped(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, Status* status) {
   const Bytes granularity = driver_->capabilities().granularity;
   // Below the granularity a run may start anywhere; above extents' own alignment it may lose up to that much.
@@ -50,7 +50,8 @@ Core::Grown Core::grow_mapped(Heap* t, Bytes bytes, Bytes alignment, bool strict
   Segment* segment = nullptr;
   for (int tries = 0; piece == nullptr; ++tries) {
     Bytes whole = 0;
-    if (!round_up_checked(bytes, granularity, &whole)) return *status = {Code::out_of_memory, 2, "mem_create"}, Grown::refused;
+    if (!round_up_checked(bytes, granularity, &whole))
+      return *status = {Code::out_of_memory, 2, "mem_create"}, Grown::refused;
     {
       std::lock_guard lock(extent_lock_);
       Extent* best = nullptr;
@@ -85,11 +86,12 @@ Core::Grown Core::grow_mapped(Heap* t, Bytes bytes, Bytes alignment, bool strict
   };
   const Address begin = piece->begin;
   const Bytes size = piece->size;
-  // Memory that lies idle in pieces moves here rather than staying idle there: above a slack, growth gives back as much as
-  // it takes. (R11 asks the driver before it gives idle memory back; this is what it asks for.)
+  // Memory that lies idle in pieces moves here rather than staying idle there: above a slack, growth gives back as much
+  // as it takes. (R11 asks the driver before it gives idle memory back; this is what it asks for.)
   const Bytes reserved = reserved_.load(std::memory_order_acquire);
   const Bytes gross = static_cast<Bytes>(bank_->totals().gross);
-  if (reserved > gross + gross / kIdleSlack) give_back_mapped(reserved - std::min(reserved, std::min(size, reserved - gross - gross / kIdleSlack)));
+  if (reserved > gross + gross / kIdleSlack)
+    give_back_mapped(reserved - std::min(reserved, std::min(size, reserved - gross - gross / kIdleSlack)));
   if (!charge(size)) {
     undo();
     *status = {};
@@ -128,8 +130,10 @@ Status Core::map_memory(Address begin, Bytes bytes, std::vector<Segment::Handle>
     }
     handles->clear();
   };
-  const Bytes share = std::bit_floor(std::max<Bytes>({reserved_.load(std::memory_order_relaxed) / kHandleShare, bytes / kHandleCount, 1}));
-  const Bytes handle_size = std::clamp(share, driver_->capabilities().granularity, std::max(kLargestHandle, driver_->capabilities().granularity));
+  const Bytes share = std::bit_floor(
+      std::max<Bytes>({reserved_.load(std::memory_order_relaxed) / kHandleShare, bytes / kHandleCount, 1}));
+  const Bytes handle_size = std::clamp(share, driver_->capabilities().granularity,
+                                       std::max(kLargestHandle, driver_->capabilities().granularity));
   for (Bytes done = 0; done < bytes;) {
     Segment::Handle h;
     h.begin = begin + done;
@@ -149,7 +153,8 @@ Status Core::map_memory(Address begin, Bytes bytes, std::vector<Segment::Handle>
   return status;
 }
 
-// Addresses cost nothing but addresses: one large range, so that neighbours can merge and growth continues where it ended.
+// Addresses cost nothing but addresses: one large range, so that neighbours can merge and growth continues where it
+// ended.
 bool Core::add_address_range(Bytes bytes, Status* status) {
   Bytes want = std::max(round_up(bytes, kPieceSize), driver_->capabilities().address_chunk);
   for (;;) {
@@ -206,8 +211,8 @@ Core::Grown Core::grow_piece(Bytes bytes, Bytes alignment, Status* status) {
   return Grown::yes;
 }
 
-// Handles that lie wholly in memory that is free and complete go back, the highest addresses first, down to `keep` reserved
-// bytes. Unmapping stalls nobody.
+// Handles that lie wholly in memory that is free and complete go back, the highest addresses first, down to `keep`
+// reserved bytes. Unmapping stalls nobody.
 Bytes Core::give_back_mapped(Bytes keep) {
   struct Plan {
     Extent* extent;
@@ -268,8 +273,8 @@ Bytes Core::give_back_mapped(Bytes keep) {
   return released;
 }
 
-// Under the extent lock: the range leaves the pool, and with it what the page map says of it: the driver may give the same
-// addresses to anybody.
+// Under the extent lock: the range leaves the pool, and with it what the page map says of it: the driver may give the
+// same addresses to anybody.
 void Core::forget_pages(const Range& range) {
   const auto inside = [&range](Address address) { return address >= range.begin && address < range.end(); };
   for (const auto& slab : slabs_) {
@@ -287,8 +292,8 @@ void Core::forget_pages(const Range& range) {
 
 namespace {
 
-// A driver call that may block for the device's work, in a thread of its own. Who waits for it waits a bounded time; the
-// thread finishes the book-keeping by itself.
+// A driver call that may block for the device's work, in a thread of its own. Who waits for it waits a bounded time;
+// the thread finishes the book-keeping by itself.
 struct Errand {
   std::mutex mutex;
   std::condition_variable done;

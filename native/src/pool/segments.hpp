@@ -16,13 +16,13 @@ struct Segment {
     driver::MemoryHandle handle = 0;
   };
   placement::Range* range = nullptr;
-  bool mapped = false;               // virtual memory; else one piece
-  std::map<Address, Handle> handles; // mapped only
+  bool mapped = false;                // virtual memory; else one piece
+  std::map<Address, Handle> handles;  // mapped only
 };
 
-// A handle is given back only whole, and costs by count: growth is cut into handles, each at most this part of what the pool
-// holds, or this part of the growth itself where that is more, and never larger than kLargestHandle. The last one is as small
-// as it must be.
+// A handle is given back only whole, and costs by count: growth is cut into handles, each at most this part of what the
+// pool holds, or this part of the growth itself where that is more, and never larger than kLargestHandle. The last one
+// is as small as it must be.
 inline constexpr Bytes kHandleShare = 128;
 inline constexpr Bytes kHandleCount = 16;
 inline constexpr Bytes kLargestHandle = 32 * kMiB;

@@ -13,7 +13,8 @@ using placement::PageMap;
 
 bool Core::good_free(BlockRecord& record) {
   const std::uint32_t magic = BlockRecord::magic_of(record.word.load(std::memory_order_acquire));
-  if (magic == static_cast<std::uint32_t>(Magic::freed) || magic == static_cast<std::uint32_t>(Magic::fresh)) return true;
+  if (magic == static_cast<std::uint32_t>(Magic::freed) || magic == static_cast<std::uint32_t>(Magic::fresh))
+    return true;
   // Somebody wrote over it. The slot is lost; nothing in the record is followed.
   trampled_.fetch_add(1, std::memory_order_relaxed);
   return false;
@@ -45,8 +46,10 @@ bool Core::pop_slot(Heap& heap, Slab* slab, bool complete_only, Found* found) {
     if (position == 0) return false;
   }
   const unsigned slot = stack.free_slots[position - 1];
-  if (position == stack.free_count) stack.pop();
-  else stack.remove_at(position - 1);
+  if (position == stack.free_count)
+    stack.pop();
+  else
+    stack.remove_at(position - 1);
   if (stack.empty()) unlist_slab(heap, slab);
   BlockRecord& record = slab->records[slot];
   if (!good_free(record)) return false;

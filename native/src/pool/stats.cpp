@@ -98,7 +98,8 @@ std::string Core::audit() {
   if (in_use != s.in_use) return differ("in_use is the sum of live blocks", s.in_use, in_use);
   if (live != s.live_blocks) return differ("live_blocks counts them", s.live_blocks, live);
   if (s.in_use + s.rounding + s.guards + s.quarantined + s.pending + s.cached != s.reserved)
-    return differ("the parts add up to reserved", s.in_use + s.rounding + s.guards + s.quarantined + s.pending + s.cached, s.reserved);
+    return differ("the parts add up to reserved",
+                  s.in_use + s.rounding + s.guards + s.quarantined + s.pending + s.cached, s.reserved);
   if (gross > taken) return differ("live blocks lie in taken memory", gross, taken);
   if (s.in_use_peak < s.in_use || s.reserved_peak < s.reserved) return "not so: peaks are never below current";
   return {};

@@ -40,9 +40,11 @@ Heap* StreamTable::find(std::uint64_t id, bool count) {
 Errc StreamTable::refuse(StreamHandle handle, const driver::Status& status, Failure* failure) const {
   failure->lost = status.code == Code::lost;
   if (failure->lost)
-    return failure->set(Errc::driver, "device " + std::string(driver_.name()) + " is lost (" + driver::describe(status) +
-                                          "): its memory is gone with its context. Freeing blocks is harmless; start a new process, or make "
-                                          "a new context and a new pool");
+    return failure->set(
+        Errc::driver,
+        "device " + std::string(driver_.name()) + " is lost (" + driver::describe(status) +
+            "): its memory is gone with its context. Freeing blocks is harmless; start a new process, or make "
+            "a new context and a new pool");
   return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
 }
 
@@ -71,9 +73,10 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool f
     constexpr double kSeenFor = 1.0;
     seen_until_.store(driver_.now() + kSeenFor, std::memory_order_release);
     seen_handle_.store(handle, std::memory_order_release);
-    return failure->set(Errc::capture, "stream " + hex(handle) +
-                                           " is capturing a graph; this pool does not serve captures yet. Allocate before the capture "
-                                           "begins and free after it ends; the capture itself is still valid");
+    return failure->set(Errc::capture,
+                        "stream " + hex(handle) +
+                            " is capturing a graph; this pool does not serve captures yet. Allocate before the capture "
+                            "begins and free after it ends; the capture itself is still valid");
   }
   if (lasting) {
     std::lock_guard lock(mutex_);
@@ -83,7 +86,9 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool f
       return Errc::ok;
     }
   }
-  if (other_captures) return failure->set(Errc::capture, "the legacy default stream cannot be used while a blocking stream captures a graph");
+  if (other_captures)
+    return failure->set(Errc::capture,
+                        "the legacy default stream cannot be used while a blocking stream captures a graph");
   std::uint64_t id = 0;
   status = driver_.stream_id(handle, &id);
   if (!status.ok()) return refuse(handle, status, failure);
@@ -105,7 +110,9 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool f
     bool ours = true;
     status = driver_.stream_is_ours(handle, &ours);
     if (!status.ok()) return refuse(handle, status, failure);
-    if (!ours && !foreign) return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " + std::string(driver_.name()));
+    if (!ours && !foreign)
+      return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " +
+                                            std::string(driver_.name()));
     heap = find_or_make(id, true);
   }
   *out = Named(heap, handle, true);
@@ -115,7 +122,8 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool f
 Errc StreamTable::register_stream(StreamHandle handle, Named* out, Failure* failure) {
   handle = canonical(handle);
   if (handle == driver::kPerThreadStream)
-    return failure->set(Errc::stream, "the per-thread default stream cannot be registered: it is another stream in each thread");
+    return failure->set(Errc::stream,
+                        "the per-thread default stream cannot be registered: it is another stream in each thread");
   const Errc errc = name(handle, out, failure);
   if (errc != Errc::ok) return errc;
   std::lock_guard lock(mutex_);

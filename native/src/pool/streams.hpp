@@ -16,7 +16,8 @@
 
 namespace streampool::pool {
 
-// A stream that an explicit call named: its heap, and the handle that the caller just vouched for. Holds the heap's entry.
+// A stream that an explicit call named: its heap, and the handle that the caller just vouched for. Holds the heap's
+// entry.
 class Named {
  public:
   Named() = default;
@@ -48,8 +49,8 @@ class StreamTable {
  public:
   explicit StreamTable(driver::Driver& driver);
 
-  // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then its id.
-  // `foreign`: a peer device's stream will do.
+  // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then
+  // its id. `foreign`: a peer device's stream will do.
   Errc name(driver::StreamHandle handle, Named* out, Failure* failure, bool foreign = false);
   // Lasting streams. `forget` leaves a stream whose pending work the caller has just fenced.
   Errc register_stream(driver::StreamHandle handle, Named* out, Failure* failure);
@@ -64,7 +65,8 @@ class StreamTable {
   // handle cannot be asked again without its owner.
   bool capture_known() const {
     if (captures_.load(std::memory_order_acquire) != 0) return true;
-    return seen_handle_.load(std::memory_order_acquire) != kNoHandle && driver_.now() < seen_until_.load(std::memory_order_acquire);
+    return seen_handle_.load(std::memory_order_acquire) != kNoHandle &&
+           driver_.now() < seen_until_.load(std::memory_order_acquire);
   }
   // Held shared around every fence that is recorded without the stream's owner in the call; held exclusively while a
   // capture is begun or ended.
