@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
@@ -247,22 +248,28 @@ _odd = itertools.count(1, 2)  # added to sizes: memory that was freed in earlier
 def records(state: int, size: int) -> list[int]:
     """Find blocks' records in this process's memory, as a stray write would: by luck. (State, generation, size.)"""
     found = []
+    buffer = bytearray(MIB)  # one for all, so that no copies of records lie about
+    own = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    wanted = state.to_bytes(4, "little")
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
-        for line in maps:
+        for line in maps.readlines():
             span, access, *rest = line.split()
             begin, end = (int(part, 16) for part in span.split("-"))
             named = rest[3] if len(rest) > 3 else ""
             if not access.startswith("rw") or end - begin > 64 * MIB or named.startswith(("/", "[stack", "[v")):
                 continue
-            try:
-                content = os.pread(memory.fileno(), end - begin, begin)
-            except OSError:
-                continue
-            at = content.find(state.to_bytes(4, "little"))
-            while at >= 0:
-                if (begin + at) % 64 == 0 and content[at + 8 : at + 16] == size.to_bytes(8, "little"):
-                    found.append(begin + at)
-                at = content.find(state.to_bytes(4, "little"), at + 1)
+            for chunk in range(begin, end, MIB):
+                try:
+                    length = os.preadv(memory.fileno(), [buffer], chunk)
+                except OSError:
+                    break
+                at = buffer.find(wanted, 0, length)
+                while at >= 0:
+                    here = chunk + at
+                    alike = here % 64 == 0 and buffer[at + 8 : at + 16] == size.to_bytes(8, "little")
+                    if alike and not own <= here < own + MIB:
+                        found.append(here)
+                    at = buffer.find(wanted, at + 1, length)
     return found
 
 

@@ -19,7 +19,20 @@ using pool::Core;
 using pool::Errc;
 using pool::Failure;
 
+// Whoever drops the last holder of a pool settles it, which may call the driver: without the GIL.
+void drop(std::shared_ptr<Core>& core) {
+  if (core.use_count() != 1) return;
+  const WithoutGil release;
+  core.reset();
+}
+
 struct PyPool {
+  PyPool() = default;
+  PyPool(PyPool&&) = default;
+  PyPool& operator=(PyPool&&) = default;
+  ~PyPool() {
+    if (core) drop(core);
+  }
   std::shared_ptr<Core> core;
   nb::dict options;
   PyObject* oom_callback = nullptr;
@@ -39,6 +52,7 @@ struct PyBuffer {
   ~PyBuffer() {
     // The last reference is gone: an implicit release, ordered by the block's own streams. Makes no driver call.
     if (!closed && core) core->release(block);
+    drop(core);
   }
 };
 
@@ -147,6 +161,8 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
     for (const nb::object& s : self.recorded) {
       // An object that owns its handle, is open and held by the block may be fenced in this call (R6).
       try {
+        // Whether a cuda.core stream owns its handle cannot be asked; its marks wait for the next call that names it.
+        if (!nb::hasattr(s, "is_owner") || !s.attr("is_owner").is(Py_True)) continue;
         const driver::StreamHandle handle = stream_handle(s, *self.core, "close", true);
         if (handle > driver::kPerThreadStream) too.push_back(handle);
       } catch (nb::python_error& error) {
@@ -170,6 +186,7 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
 }
 
 void must_be_open(const PyBuffer& self, const char* verb) {
+  must_not_be_forked();
   if (self.closed) throw nb::value_error((std::string(verb) + ": the buffer is closed").c_str());
   // Its memory may have been freed by address, and have a new owner since, who is not to be harmed.
   if (!self.core->live(self.block))
@@ -261,7 +278,7 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
 
 int get_buffer(PyObject* object, Py_buffer* view, int flags) noexcept {
   PyBuffer* self = nb::inst_ptr<PyBuffer>(object);
-  if (self->closed || !host_accessible(*self)) {
+  if (self->closed || !Core::live(self->block) || !host_accessible(*self)) {
     PyErr_SetString(PyExc_BufferError,
                     self->closed
                         ? "the buffer is closed"
@@ -542,7 +559,7 @@ void bind_pool(nb::module_& m) {
           },
           nb::arg("keep_bytes") = 0)
       .def("stats", [](PyPool& p) { return stats_dict(*p.core); })
-      .def("reset_peaks", [](PyPool& p) { p.core->reset_peaks(); })
+      .def("reset_peaks", [](PyPool& p) { must_not_be_forked(); p.core->reset_peaks(); })
       .def(
           "check",
           [](PyPool& p, double timeout) {
@@ -565,7 +582,7 @@ void bind_pool(nb::module_& m) {
           },
           nb::arg("timeout") = 10.0)
       .def("take_faults",
-           [](PyPool& p) {
+           [](PyPool& p) { must_not_be_forked();
              nb::list out;
              for (const debug::Fault& fault : p.core->take_faults()) out.append(fault_dict(fault));
              return out;
@@ -586,7 +603,7 @@ void bind_pool(nb::module_& m) {
              }
              return out;
            })
-      .def("debug_totals", [](PyPool& p) { return totals_dict(p.core->debug_totals()); })
+      .def("debug_totals", [](PyPool& p) { must_not_be_forked(); return totals_dict(p.core->debug_totals()); })
       .def(
           "audit",
           [](PyPool& p) {

@@ -27,7 +27,7 @@ constexpr std::size_t kMostLive = 24;  // of each thread
 
 std::chrono::duration<double> chosen_time() {
   const char* text = std::getenv("STREAMPOOL_STRESS_SECONDS");
-  return std::chrono::duration<double>(text == nullptr ? 1.0 : std::atof(text));
+  return std::chrono::duration<double>(text == nullptr ? 0.6 : std::atof(text));
 }
 
 // What a block must hold, from the work that stamps it to the free: its number at both ends.

@@ -206,13 +206,16 @@ void Fences::poll_context() {
     const bool done = events_.done(event);
 
     context_lock_.lock();
+    // A polled fence is never removed by others.
+    const auto it =
+        std::find_if(context_.begin(), context_.end(), [event](const ContextFence& f) { return f.event == event; });
     if (!done) {
-      context_.front().polled = false;
+      it->polled = false;
       context_lock_.unlock();
       return;
     }
-    const std::vector<Mark> covers = std::move(context_.front().covers);
-    context_.erase(context_.begin());
+    const std::vector<Mark> covers = std::move(it->covers);
+    context_.erase(it);
     context_lock_.unlock();
     for (const Mark& mark : covers) mark.stream->raise_completed(mark.ticket);
     recycle(event);
@@ -238,8 +241,10 @@ void Fences::clear(const std::vector<StreamState*>& streams) {
     s->fence_lock.unlock();
   }
   context_lock_.lock();
-  for (const ContextFence& f : context_) all.push_back(f.event);
-  context_.clear();
+  std::erase_if(context_, [&all](const ContextFence& f) {
+    if (!f.polled) all.push_back(f.event);
+    return !f.polled;
+  });
   context_lock_.unlock();
   pool_lock_.lock();
   all.insert(all.end(), pooled_.begin(), pooled_.end());

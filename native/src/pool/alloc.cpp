@@ -77,14 +77,14 @@ Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const
   return Errc::ok;
 }
 
-Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure, bool foreign) {
+Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure) {
   handle = canonical(handle);
   ThreadCache& cache = thread_cache();
   if (cache.uid == uid_ && cache.handle == handle && cache.epoch == streams_.epoch() && !streams_.capture_known()) {
     *out = Named(static_cast<Heap*>(cache.heap), handle, false);
     return Errc::ok;
   }
-  const Errc errc = streams_.name(handle, out, failure, foreign || host_visible(kind_));
+  const Errc errc = streams_.name(handle, out, failure);
   if (errc != Errc::ok) return errc;
   if (out->stream().lasting) {
     counters();  // makes the cache this pool's

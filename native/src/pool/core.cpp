@@ -156,8 +156,7 @@ void Core::bury(Core* core) {
     return;
   }
   // Streams that are gone fence nothing any more; often their work is done all the same.
-  if (core->options_.recover_stranded && !core->streams_.capture_known())
-    core->fences_.record_context(core->streams_.states());
+  core->recover();
   for (int i = 0; i < kFinalLooks; ++i)
     if (core->settled()) {
       delete core;
@@ -274,6 +273,8 @@ TrimResult Core::trim(Bytes keep) {
 }
 
 void Core::close() {
+  constexpr double kLastCheck = 0.5;  // seconds: what is in use by then is listed as not checked
+  if (debugger_ != nullptr && !closed()) check(std::min(kLastCheck, options_.wait_timeout));
   const bool again = closed_.exchange(true, std::memory_order_acq_rel);
   if (driver::ending() != driver::Ending::no) return;
   drain(again);
@@ -296,8 +297,7 @@ void Core::let_go(double timeout) {
   double pause = 20e-6;
   for (int look = 0; !settled(); ++look) {
     // A context event for what no stream fences any more, and a few looks at it before time passes.
-    if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending())
-      fences_.record_context(streams_.states());
+    recover();
     if (look < kFinalLooks) continue;
     if (lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) break;
     driver_->pause(pause);

@@ -192,7 +192,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // alloc.cpp
   Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;
   Errc enter(Failure* failure) const;
-  Errc name_stream(driver::StreamHandle handle, Named* out, Failure* failure, bool foreign = false);
+  Errc name_stream(driver::StreamHandle handle, Named* out, Failure* failure);
   BlockRef hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found);
   bool find_own(Named& t, const Need& need, Found* found);
   bool take_slot(Heap& t, const Need& need, Found* found);
@@ -218,6 +218,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure);
   bool poll_stream(Heap& heap, bool fence_legacy);
   void poll_all(bool fence_legacy);
+  bool recover();
   void sweep_streams();
   Bytes pending_bytes();
   bool find_again(Named& t, const Need& need, Path path, Found* found);
@@ -230,6 +231,12 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Waited wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found);
 
   // free.cpp
+  // What a live block held on to, taken from its record when it is freed.
+  struct Held {
+    std::vector<order::StreamState*> recorded;
+    order::MarkSet inherited;
+    Heap* home = nullptr;  // where it counted as a user; null for slots in their own heap
+  };
   Errc locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free = true);
   Errc free_found(const BlockRef& block, const FreeRequest& request, Failure* failure);
   static LargeBlock* covering(Address address, bool* in_pool);
@@ -238,7 +245,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc take_relay(Heap** out, Failure* failure);
   Errc not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack, bool is_free = true);
   void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
-  order::MarkSet make_marks(BlockRecord& record, Heap& by, order::Ticket* ticket);
+  order::MarkSet make_marks(const BlockRecord& record, const Held& held, Heap& by, order::Ticket* ticket);
   bool free_own_slot(BlockRecord& record, Heap& by, order::Ticket* ticket);
   void settle(BlockRecord* record, const order::MarkSet& marks);
   void settle_slot(Slab* slab, unsigned slot, order::MarkSet marks);
@@ -248,7 +255,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void note_unfenced(Named& named, Bytes bytes, order::Ticket ticket);
   void fence_owed(Named& named);
   void drain(bool may_let_go = true);
-  void forget_users(BlockRecord* record);
+  Held take_held(BlockRecord& record);
+  static void let_go_of(const Held& held);
 
   // segments.cpp
   Grown grow(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, driver::Status* status);

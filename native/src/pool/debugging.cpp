@@ -18,7 +18,7 @@ void Core::mark_streams(double deadline) {
     heap.stream.lock.unlock();
     stranded = stranded || !heap.stream.lasting || (heap.stream.legacy && !options_.legacy_fences);
   });
-  if (stranded && options_.recover_stranded && !streams_.capture_known()) fences_.record_context(streams_.states());
+  if (stranded) recover();
   double pause = 20e-6;
   for (;;) {
     poll_all(true);

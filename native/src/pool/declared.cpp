@@ -26,13 +26,12 @@ Errc Core::record_stream(const BlockRef& block, driver::StreamHandle stream, Fai
   Errc errc = enter(failure);
   if (errc != Errc::ok && errc != Errc::closed) return errc;  // blocks outlive their pool
   Named named;
-  errc = name_stream(stream, &named, failure, true);
+  errc = name_stream(stream, &named, failure);
   if (errc != Errc::ok) return errc;
   BlockRecord& record = *block.record;
   std::lock_guard lock(extra_lock(&record));
   const std::uint64_t word = record.word.load(std::memory_order_acquire);
   if (word != BlockRecord::pack(block.generation, Magic::live)) return not_live(block, word, failure, 0, false);
-  if (named.heap() == record.home) return Errc::ok;
   std::vector<order::StreamState*>& recorded = record.more().recorded;
   if (std::find(recorded.begin(), recorded.end(), &named.stream()) == recorded.end()) {
     recorded.push_back(&named.stream());

@@ -125,7 +125,10 @@ void Core::fill_large(Extent* extent, const order::MarkSet& inherited, const Nee
   block->bytes = extent->size;
   block->page = extent->begin + need.front;
   extent->note = reinterpret_cast<void*>(block->record.container);
-  if (!inherited.empty() || block->record.extra) block->record.more().inherited = inherited;
+  if (!inherited.empty()) {
+    std::lock_guard lock(extra_lock(&block->record));
+    block->record.more().inherited = inherited;
+  }
   found->record = &block->record;
   found->begin = extent->begin;
   found->bytes = extent->size;

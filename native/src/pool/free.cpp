@@ -93,6 +93,7 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   gate = {};
 
   if (explicit_free) note_unfenced(named, gross, ticket);
+  else by.stream.owed.store(true, std::memory_order_release);  // the next call that names the stream fences it
   for (driver::StreamHandle handle : request.fence_too) {
     Named other;
     Failure ignored;
@@ -108,11 +109,11 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
 // The record is ours (freed or quarantined). After this call it may be anybody's.
 void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, Ticket* ticket) {
   if (debugger_ == nullptr && free_own_slot(record, by, ticket)) return;
-  MarkSet marks = make_marks(record, by, ticket);
-  forget_users(&record);
+  const Held held = take_held(record);
+  MarkSet marks = make_marks(record, held, by, ticket);
   if (debugger_ == nullptr) {
-    if (record.extra) record.extra->inherited = {};
     settle(&record, marks);
+    let_go_of(held);  // last: until its memory is filed, its heaps must not become another stream's
     return;
   }
   const double now = driver_->now();
@@ -122,10 +123,30 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::St
     extra.freed_at = stack;
     extra.freed_thread = thread_id();
     extra.freed_time = now;
-    extra.inherited = {};
     extra.marks = std::move(marks);
   }
+  let_go_of(held);
   debugger_->on_free({&record, facts_of(record, address)});
+}
+
+Core::Held Core::take_held(BlockRecord& record) {
+  Held held;
+  const PageMap::Entry container{record.container};
+  if (container.tag() == PageMap::Tag::large || static_cast<Slab*>(container.pointer())->heap != record.home)
+    held.home = record.home;
+  std::lock_guard lock(extra_lock(&record));
+  if (!record.extra) return held;
+  held.recorded = std::move(record.extra->recorded);
+  held.inherited = std::move(record.extra->inherited);
+  record.extra->recorded.clear();
+  record.extra->inherited = {};
+  if (debugger_ == nullptr && !options_.debug.track) record.extra.reset();
+  return held;
+}
+
+void Core::let_go_of(const Held& held) {
+  if (held.home != nullptr) held.home->users.fetch_sub(1, std::memory_order_release);
+  for (order::StreamState* s : held.recorded) Heap::of(s)->users.fetch_sub(1, std::memory_order_release);
 }
 
 // The fast path: a slot freed on the stream that its slab was cut for, of memory that no host reads.
@@ -170,9 +191,8 @@ void Core::retire_slab(Slab* slab) {
   put_extent(extent, std::move(marks));
 }
 
-// A fresh ticket on the freeing stream and on each recorded one; the memory's former marks unless they are covered
-// (R1).
-MarkSet Core::make_marks(BlockRecord& record, Heap& by, Ticket* ticket) {
+// A fresh ticket on the freeing stream and on each recorded one; the memory's former marks unless they are covered (R1).
+MarkSet Core::make_marks(const BlockRecord& record, const Held& held, Heap& by, Ticket* ticket) {
   MarkSet marks;
   const auto mark = [&marks](order::StreamState& s) {
     s.lock.lock();
@@ -182,32 +202,20 @@ MarkSet Core::make_marks(BlockRecord& record, Heap& by, Ticket* ticket) {
     return t;
   };
   *ticket = mark(by.stream);
-  const PageMap::Entry container{record.container};
-  if (record.extra) {
-    for (order::StreamState* s : record.extra->recorded) {
-      if (s == &by.stream) continue;
-      mark(*s);
-      s->owed.store(true, std::memory_order_release);
-    }
-    for (const order::Mark& m : record.extra->inherited)
-      if (!order::may_use(by.stream, m)) marks.add(m);
+  for (order::StreamState* s : held.recorded) {
+    if (s == &by.stream) continue;
+    mark(*s);
+    s->owed.store(true, std::memory_order_release);
   }
+  for (const order::Mark& m : held.inherited)
+    if (!order::may_use(by.stream, m)) marks.add(m);
+  const PageMap::Entry container{record.container};
   if (container.tag() == PageMap::Tag::slab) {
     const Slab* slab = static_cast<Slab*>(container.pointer());
     const order::Mark former{&slab->heap->stream, record.ticket};
     if (!order::may_use(by.stream, former)) marks.add(former);
   }
   return marks;
-}
-
-// What the live block held on to.
-void Core::forget_users(BlockRecord* record) {
-  const PageMap::Entry container{record->container};
-  if (container.tag() == PageMap::Tag::large || static_cast<Slab*>(container.pointer())->heap != record->home)
-    record->home->users.fetch_sub(1, std::memory_order_release);
-  if (!record->extra) return;
-  for (order::StreamState* s : record->extra->recorded) Heap::of(s)->users.fetch_sub(1, std::memory_order_release);
-  record->extra->recorded.clear();
 }
 
 // Puts freed memory where its marks say.
@@ -222,7 +230,6 @@ void Core::settle(BlockRecord* record, const MarkSet& marks) {
 }
 
 void Core::settle_extent(LargeBlock* block, MarkSet marks) {
-  if (!options_.debug.track) block->record.extra.reset();
   std::lock_guard lock(extent_lock_);
   Extent* extent = block->extent;
   block->extent = nullptr;
@@ -232,7 +239,6 @@ void Core::settle_extent(LargeBlock* block, MarkSet marks) {
 void Core::settle_slot(Slab* slab, unsigned slot, MarkSet marks) {
   Heap& heap = *slab->heap;
   BlockRecord& record = slab->records[slot];
-  if (!options_.debug.track) record.extra.reset();
   marks.drop_complete();
   const bool own =
       marks.empty() || (marks.size() == 1 && marks.begin()->stream == &heap.stream && !host_visible(kind_));

@@ -20,14 +20,22 @@ bool Core::poll_stream(Heap& heap, bool fence_legacy) {
       (!s.legacy || (fence_legacy && options_.legacy_fences))) {
     std::shared_lock gate(streams_.capture_gate());
     driver::CaptureState capture;
-    const driver::Status status = driver_->stream_is_capturing(s.handle, &capture);
-    if (status.ok() && !capture.capturing) {
+    // A record on the legacy stream would kill the capture of any blocking stream.
+    const bool harmless = !s.legacy || !streams_.capture_known();
+    if (harmless && driver_->stream_is_capturing(s.handle, &capture).ok() && !capture.capturing) {
       if (s.legacy) legacy_fences_.fetch_add(1, std::memory_order_relaxed);
       fenced = fences_.record(s, s.handle);
     }
   }
   fences_.poll(s);
   return fenced;
+}
+
+// A context event for marks that no stream will ever fence: their stream is gone, or nobody names it again. True: made.
+bool Core::recover() {
+  if (!options_.recover_stranded || fences_.context_pending()) return false;
+  std::shared_lock gate(streams_.capture_gate());
+  return !streams_.capture_known() && fences_.record_context(streams_.states());
 }
 
 void Core::poll_all(bool fence_legacy) {
@@ -110,10 +118,11 @@ void Core::retire_idle_slabs() {
 // Forgets streams that left nothing behind (they may be gone for good); where many left marks that nobody will ever
 // fence, one context event covers them all.
 void Core::sweep_streams() {
-  const auto empty = [](Heap& heap) {
+  const auto empty = [this](Heap& heap) {
     heap.stream.fence_lock.lock();
     const bool fenced = !heap.stream.fences.empty();
     heap.stream.fence_lock.unlock();
+    std::lock_guard lock(extent_lock_);
     return !fenced && heap.slab_count == 0 && heap.extents.empty();
   };
   const auto sweep = [&] {
@@ -126,8 +135,7 @@ void Core::sweep_streams() {
     streams_.sweep(empty);
   };
   sweep();
-  if (streams_.known() >= sweep_at_.load() && options_.recover_stranded && !streams_.capture_known() &&
-      !fences_.context_pending() && fences_.record_context(streams_.states())) {
+  if (streams_.known() >= sweep_at_.load() && recover()) {
     // Most streams that are gone have nothing left to do.
     constexpr int kLooks = 8;
     for (int look = 0; look < kLooks && fences_.context_pending(); ++look) fences_.poll_context();
@@ -252,6 +260,7 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
   double next_interrupt_check = driver_->now();
   bool waited = false;
   for (;;) {
+    drain(false);  // what other threads released meanwhile
     poll_all(true);
     retire_idle_slabs();
     promote();
@@ -273,9 +282,7 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
     }
     if (!waited) host_waits_.fetch_add(1, std::memory_order_relaxed);
     waited = true;
-    // Marks that nobody will ever fence: their stream is gone, or nobody names it again.
-    if (options_.recover_stranded && !streams_.capture_known() && !fences_.context_pending())
-      fences_.record_context(streams_.states());
+    recover();
     driver_->pause(std::min(pause, deadline - now));
     pause = std::min(pause * 2, kLongestPause);
   }

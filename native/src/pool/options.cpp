@@ -32,7 +32,7 @@ constexpr auto kTable = std::to_array<OptionRow>({
      "idle bytes above this go back to the driver on the slow path, at check() and in waits; 0: keep all"},
     {"stack_depth", OptionType::integer, "0", "", "Python frames kept for each allocation; 0: none"},
     {"track", OptionType::boolean, "false", "", "keep serial number, thread and time of each block"},
-    {"guard_bytes", OptionType::size, "0", "", "known bytes before and after each block; 0: no guards"},
+    {"guard_bytes", OptionType::size, "0", "", "known bytes before and after each block; 0: no guards", kMiB},
     {"fill", OptionType::boolean, "false", "", "free memory holds a pattern, which is verified"},
     {"fill_edge_bytes", OptionType::size, "0", "",
      "fill and verify only this many bytes at each end of a freed block; 0: all"},
@@ -124,6 +124,8 @@ bool canonical(const OptionRow& row, std::string_view value, std::string* out, s
       Bytes n = 0;
       std::string why;
       if (!parse_size(value, &n, &why)) return *error = about + ": " + why, false;
+      if (row.most != 0 && n > row.most)
+        return *error = about + " takes at most " + std::to_string(row.most) + " bytes, not '" + std::string(value) + "'", false;
       *out = std::to_string(n);
       return true;
     }

@@ -1,5 +1,7 @@
 #include "streams.hpp"
 
+#include <algorithm>
+
 namespace streampool::pool {
 
 using driver::Code;
@@ -48,20 +50,47 @@ Errc StreamTable::refuse(StreamHandle handle, const driver::Status& status, Fail
   return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
 }
 
-Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool foreign) {
+bool StreamTable::capture_known() const {
+  if (captures_.load(std::memory_order_acquire) != 0) return true;
+  const double until = seen_until_.load(std::memory_order_acquire);
+  return until != 0 && driver_.now() < until;
+}
+
+void StreamTable::note_capture(StreamHandle handle, bool capturing) {
+  if (!capturing && seen_until_.load(std::memory_order_acquire) == 0) return;
+  constexpr double kSeenFor = 1.0;
+  const double now = driver_.now();
+  std::lock_guard lock(mutex_);
+  std::erase_if(seen_, [&](const auto& seen) { return seen.first == handle || seen.second <= now; });
+  if (capturing) seen_.emplace_back(handle, now + kSeenFor);
+  double until = 0;
+  for (const auto& [h, t] : seen_) until = std::max(until, t);
+  seen_until_.store(until, std::memory_order_release);
+}
+
+void StreamTable::begin_capture() {
+  // Whoever fences without a stream's owner has either finished, or will see the capture.
+  std::unique_lock gate(gate_);
+  captures_.fetch_add(1, std::memory_order_acq_rel);
+}
+
+void StreamTable::end_capture() { captures_.fetch_sub(1, std::memory_order_acq_rel); }
+
+Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
   handle = canonical(handle);
-  bool lasting = false;
-  if (handle != driver::kPerThreadStream) {
+  if (handle != driver::kPerThreadStream && !capture_known()) {
     std::lock_guard lock(mutex_);
-    auto it = lasting_.find(handle);
+    const auto it = lasting_.find(handle);
     if (it != lasting_.end()) {
-      lasting = true;
-      if (!capture_known()) {
-        *out = Named(it->second, handle, false);
-        return Errc::ok;
-      }
+      *out = Named(it->second, handle, false);
+      return Errc::ok;
     }
   }
+  return identify(handle, true, out, failure);
+}
+
+// Asks the driver. `promised`: a handle that was registered is taken at its word once it is known not to capture.
+Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failure* failure) {
   lookups_.fetch_add(1, std::memory_order_relaxed);
   // In this order: asking the id of a capturing stream would kill its capture.
   driver::CaptureState capture;
@@ -70,17 +99,15 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool f
   const bool other_captures = driver::is_legacy(handle) && status.code == Code::capturing;
   if (!status.ok() && !other_captures) return refuse(handle, status, failure);
   if (capture.capturing) {
-    constexpr double kSeenFor = 1.0;
-    seen_until_.store(driver_.now() + kSeenFor, std::memory_order_release);
-    seen_handle_.store(handle, std::memory_order_release);
-    return failure->set(Errc::capture,
-                        "stream " + hex(handle) +
-                            " is capturing a graph; this pool does not serve captures yet. Allocate before the capture "
-                            "begins and free after it ends; the capture itself is still valid");
+    note_capture(handle, true);
+    return failure->set(Errc::capture, "stream " + hex(handle) +
+                                           " is capturing a graph; this pool does not serve captures yet. Allocate "
+                                           "before the capture begins and free after it ends; the capture itself is "
+                                           "still valid");
   }
-  if (lasting) {
+  if (promised) {
     std::lock_guard lock(mutex_);
-    auto it = lasting_.find(handle);
+    const auto it = lasting_.find(handle);
     if (it != lasting_.end()) {
       *out = Named(it->second, handle, false);
       return Errc::ok;
@@ -92,8 +119,7 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool f
   std::uint64_t id = 0;
   status = driver_.stream_id(handle, &id);
   if (!status.ok()) return refuse(handle, status, failure);
-  StreamHandle seen = handle;
-  seen_handle_.compare_exchange_strong(seen, kNoHandle, std::memory_order_acq_rel);
+  note_capture(handle, false);
   if (driver::is_legacy(handle)) {
     // The legacy default stream lives as long as its context: lasting without anybody's promise.
     Heap* heap = find_or_make(id, false);
@@ -110,9 +136,11 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure, bool f
     bool ours = true;
     status = driver_.stream_is_ours(handle, &ours);
     if (!status.ok()) return refuse(handle, status, failure);
-    if (!ours && !foreign)
+    if (!ours)
       return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " +
-                                            std::string(driver_.name()));
+                                            std::string(driver_.name()) +
+                                            ". For work of a peer device record an event there and give it to "
+                                            "record_event");
     heap = find_or_make(id, true);
   }
   *out = Named(heap, handle, true);
@@ -124,12 +152,12 @@ Errc StreamTable::register_stream(StreamHandle handle, Named* out, Failure* fail
   if (handle == driver::kPerThreadStream)
     return failure->set(Errc::stream,
                         "the per-thread default stream cannot be registered: it is another stream in each thread");
-  const Errc errc = name(handle, out, failure);
+  // Asked afresh: the handle may have been registered for a stream that is gone, without forget_stream.
+  const Errc errc = identify(handle, false, out, failure);
   if (errc != Errc::ok) return errc;
   std::lock_guard lock(mutex_);
-  auto it = lasting_.find(handle);
+  const auto it = lasting_.find(handle);
   if (it != lasting_.end() && it->second != out->heap()) {
-    // The handle was registered for a stream that is gone: its promise was broken, or forget_stream was forgotten.
     it->second->stream.lasting = false;
     it->second->stream.handle = 0;
   }

@@ -50,8 +50,8 @@ class StreamTable {
   explicit StreamTable(driver::Driver& driver);
 
   // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then
-  // its id. `foreign`: a peer device's stream will do.
-  Errc name(driver::StreamHandle handle, Named* out, Failure* failure, bool foreign = false);
+  // its id.
+  Errc name(driver::StreamHandle handle, Named* out, Failure* failure);
   // Lasting streams. `forget` leaves a stream whose pending work the caller has just fenced.
   Errc register_stream(driver::StreamHandle handle, Named* out, Failure* failure);
   Errc forget_stream(driver::StreamHandle handle, Failure* failure);
@@ -59,17 +59,13 @@ class StreamTable {
   Heap* adopt(driver::StreamHandle handle, Failure* failure);
 
   // Counts declared captures; while one is open lasting streams are checked as well.
-  void begin_capture() { captures_.fetch_add(1); }
-  void end_capture() { captures_.fetch_sub(1); }
-  // An undeclared capture counts as long as it was seen in the last second, or its stream is found not capturing: its
-  // handle cannot be asked again without its owner.
-  bool capture_known() const {
-    if (captures_.load(std::memory_order_acquire) != 0) return true;
-    return seen_handle_.load(std::memory_order_acquire) != kNoHandle &&
-           driver_.now() < seen_until_.load(std::memory_order_acquire);
-  }
-  // Held shared around every fence that is recorded without the stream's owner in the call; held exclusively while a
-  // capture is begun or ended.
+  void begin_capture();
+  void end_capture();
+  // An undeclared capture counts for a second after it was seen, or until its stream is found not capturing: its handle
+  // cannot be asked again without its owner.
+  bool capture_known() const;
+  // Held shared around every fence that is recorded without the stream's owner in the call, with capture_known() asked
+  // inside; held exclusively while a capture is declared.
   std::shared_mutex& capture_gate() { return gate_; }
 
   // Changes whenever a cached (handle -> heap) pair may have become wrong.
@@ -88,6 +84,8 @@ class StreamTable {
  private:
   Heap* find_or_make(std::uint64_t id, bool count);
   Heap* find(std::uint64_t id, bool count);
+  Errc identify(driver::StreamHandle handle, bool promised, Named* out, Failure* failure);
+  void note_capture(driver::StreamHandle handle, bool capturing);
   Errc refuse(driver::StreamHandle handle, const driver::Status& status, Failure* failure) const;
 
   driver::Driver& driver_;
@@ -98,8 +96,7 @@ class StreamTable {
   std::vector<Heap*> spare_;
   std::shared_mutex gate_;
   std::atomic<std::uint32_t> captures_{0};
-  static constexpr driver::StreamHandle kNoHandle = ~driver::StreamHandle{0};
-  std::atomic<driver::StreamHandle> seen_handle_{kNoHandle};
+  std::vector<std::pair<driver::StreamHandle, double>> seen_;  // capturing streams, and until when that counts
   std::atomic<double> seen_until_{0};
   std::atomic<std::uint64_t> epoch_{1};
   std::atomic<std::uint64_t> lookups_{0};
