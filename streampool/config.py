@@ -41,6 +41,14 @@ def check_option(name: str, value: object) -> str:
     return _core.resolve_options({name: value}, None)[name]
 
 
+def from_environment() -> str | None:
+    """Give the text of ``STREAMPOOL_OPTIONS``; ``ValueError`` where it is not text."""
+    text = os.environ.get(ENVIRONMENT)
+    if text is not None and not text.isascii():
+        raise ValueError(f"{ENVIRONMENT} is {text!a}: options and their values are plain ASCII")
+    return text
+
+
 def resolve(mode: str | None, arguments: Mapping[str, object], *, pool: str = "default") -> dict[str, str]:
     """Give the value of every option, as text.
 
@@ -61,7 +69,7 @@ def resolve(mode: str | None, arguments: Mapping[str, object], *, pool: str = "d
     given = dict(arguments)
     if mode is not None:
         given["mode"] = check_option("mode", mode)
-    environment = os.environ.get(ENVIRONMENT)
+    environment = from_environment()
     _show_help_once(environment)
     resolved = _core.resolve_options(given, environment)
     if _override is None or resolved["mode"] == _override:

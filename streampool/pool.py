@@ -12,7 +12,7 @@ from streampool.device import driver_of
 if TYPE_CHECKING:
     from streampool._findings import PoolFindings
     from streampool.faults import Fault
-    from streampool.leaks import Leaks
+    from streampool.leaks import Epochs, Leaks
 
 __all__ = ["CheckResult", "Pool", "PoolStats"]
 
@@ -73,6 +73,7 @@ class Pool(_core.Pool):
         The device cannot be used, or `initial` bytes are not to be had.
     """
 
+    _own_epochs: Epochs | None = None  # where no session keeps them
     _findings: PoolFindings | None  # what `streampool run` will say of this pool; None: nobody watches
 
     def __init__(
@@ -103,7 +104,7 @@ class Pool(_core.Pool):
         return self.options["mode"]
 
     def stats(self) -> PoolStats:
-        """Give the pool's counters: no driver call, no lock of the hot path."""
+        """Give the pool's counters. Adds up and looks at every free slot, so it is for people and tests, not for hot loops."""
         return PoolStats(super().stats())
 
     def check(self, timeout: float = 10.0) -> CheckResult:
@@ -122,6 +123,8 @@ class Pool(_core.Pool):
         result = CheckResult(super().check(timeout))
         if self._findings is not None:
             self._findings.observe(self)
+        elif self.options["track"] == "true":
+            self._epochs().observe(self.live_blocks())
         if self.options["on_fault"] == "raise":
             _raise_found(self)
         return result
@@ -138,10 +141,23 @@ class Pool(_core.Pool):
         return _as_objects(self, self.take_faults())
 
     def leaks(self) -> Leaks:
-        """Give the live blocks by class and by the line that allocated them: lost, growing, held."""
+        """Give the live blocks by class and by the line that allocated them: lost, growing, held.
+
+        Growing are sites whose live bytes rose from each `check` to the next, and under ``streampool run`` from one half
+        second to the next.
+        """
         from streampool.leaks import find_leaks
 
-        return find_leaks(self.live_blocks(), pool=self.name, device=self.driver.name)
+        return find_leaks(self.live_blocks(), epochs=self._epochs(), pool=self.name, device=self.driver.name)
+
+    def _epochs(self) -> Epochs:
+        if self._findings is not None:
+            return self._findings.epochs
+        if self._own_epochs is None:
+            from streampool.leaks import Epochs
+
+            self._own_epochs = Epochs()
+        return self._own_epochs
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole pool as plain data, ready for JSON: settings, counters, live blocks."""

@@ -298,16 +298,19 @@ def _sidecar(path: Path, builder: _Builder) -> OwnAllocator | None:
     beside = path.with_name(_stem(path) + ".json")
     try:
         facts = json.loads(beside.read_text())
+        if not isinstance(facts, dict):
+            raise TypeError("not an object")
         if "torch_peak_reserved" not in facts:
             return None
         live = facts.get("torch_peak_requested") or facts["peak_live"]
         where = f" on {facts['gpu']}" if "gpu" in facts else ""
-        return OwnAllocator(
-            f"PyTorch {facts.get('torch', '')}".strip() + where, int(facts["torch_peak_reserved"]), int(live)
-        )
+        reserved, live = int(facts["torch_peak_reserved"]), int(live)
+        if not (0 <= reserved < _SIZE_END and 0 < live < _SIZE_END):
+            raise ValueError("its sizes are out of range")
+        return OwnAllocator(f"PyTorch {facts.get('torch', '')}".strip() + where, reserved, live)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         builder.notes.append(f"{beside.name} beside the log was not understood ({type(error).__name__}: {error})")
         return None
 
@@ -404,7 +407,7 @@ def _read_entries(entries: Iterable[Any], builder: _Builder, path: str | Path) -
             continue
         try:
             pointer, size, stream = int(entry["addr"]), int(entry["size"]), builder.stream(f"{int(entry['stream']):#x}")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(
                 f"{path}, entry {row} of the trace: no usable addr, size and stream ({type(error).__name__}: {error})"
             ) from error
@@ -427,7 +430,7 @@ def _own_reserved(entries: list[Any], segments: list[Any], device: int, peak_liv
         changes = [
             (_RESERVED_CHANGE[e["action"]], int(e["size"])) for e in entries if e.get("action") in _RESERVED_CHANGE
         ]
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
     if not held and not changes:
         return None

@@ -383,6 +383,18 @@ def test_memory_that_becomes_complete_during_the_wait_is_found_by_the_same_call(
             pool.set_oom_callback(None)
 
 
+@KINDS
+@MODES
+def test_garbage_in_cycles_is_collected_before_every_out_of_memory_error(sc: Scene, kind: str, mode: str) -> None:
+    pool = sc.pool(kind, mode, limit=32 * MIB)
+    s = sc.stream(pool)
+    for _ in range(6):
+        cycle: list[Any] = [pool.allocate(20 * MIB, stream=s)]
+        cycle.append(cycle)
+        del cycle
+    assert pool.audit() == ""
+
+
 def test_the_out_of_memory_callback_is_asked_a_bounded_number_of_times_and_its_error_is_not_lost(sc: Scene) -> None:
     pool = sc.pool(limit=4 * MIB, oom_retries=3, wait_timeout=0)
     asked: list[int] = []

@@ -35,8 +35,6 @@ struct PyPool {
   }
   std::shared_ptr<Core> core;
   nb::dict options;
-  PyObject* oom_callback = nullptr;
-  std::map<std::string, std::string> option_map;
   int stack_depth = 0;
 };
 
@@ -161,6 +159,7 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
     for (const nb::object& s : self.recorded) {
       // An object that owns its handle, is open and held by the block may be fenced in this call (R6).
       try {
+        if (nb::hasattr(s, "is_closed") && s.attr("is_closed").is(Py_True)) continue;
         // Whether a cuda.core stream owns its handle cannot be asked; its marks wait for the next call that names it.
         if (!nb::hasattr(s, "is_owner") || !s.attr("is_owner").is(Py_True)) continue;
         const driver::StreamHandle handle = stream_handle(s, *self.core, "close", true);
@@ -172,14 +171,15 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
     request.fence_too = too;
     Failure failure;
     Errc errc = Errc::ok;
-    if (too.empty() && self.core->try_free(self.block, request)) {
-      errc = Errc::ok;
-    } else {
+    self.closed = true;  // before the GIL goes: of two threads that close it, one does
+    if (!too.empty() || !self.core->try_free(self.block, request)) {
       WithoutGil release;
       errc = self.core->free(self.block, request, &failure);
     }
-    if (errc != Errc::ok) raise(failure);
-    self.closed = true;
+    if (errc != Errc::ok) {
+      self.closed = false;
+      raise(failure);
+    }
   }
   self.recorded.clear();
   self.stream = nb::none();
@@ -677,7 +677,10 @@ void bind_pool(nb::module_& m) {
             must_be_open(b, "record_stream");
             const driver::StreamHandle handle = stream_handle(stream, *b.core, "record_stream", true);
             guarded([&](Failure* f) { return b.core->record_stream(b.block, handle, f); });
-            if (!stream.is_none() && !PyLong_Check(stream.ptr())) b.recorded.push_back(stream);
+            if (stream.is_none() || PyLong_Check(stream.ptr())) return;
+             for (const nb::object& known : b.recorded)
+               if (known.is(stream)) return;
+             b.recorded.push_back(stream);
           },
           nb::arg("stream"), "Work queued on `stream` until the block is freed may touch it.")
       .def(

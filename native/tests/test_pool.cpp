@@ -981,6 +981,56 @@ STREAMPOOL_TEST("a recorded stream holds the block back until its work up to the
   }
 }
 
+// The memory's former life counts although its present owner never touched it: that owner need not order anything.
+STREAMPOOL_TEST("a block that nobody used and that another stream frees keeps the marks of its memory's former life") {
+  enum class Way { slot, extent, waited, run };
+  for (const Way way : {Way::slot, Way::extent, Way::waited, Way::run}) {
+    Options options = steady();
+    options.limit = way == Way::slot ? 2 * kMiB : kLarge;
+    options.wait = way == Way::waited;
+    options.wait_timeout = 0;
+    PoolScene scene(options);
+    const StreamHandle s = scene.lasting(), t = scene.lasting(), u = scene.lasting(), v = scene.lasting();
+    const StreamHandle raw = scene.stream();
+    const Bytes size = way == Way::slot ? 4096 : kLarge;
+    const Bytes half = way == Way::run ? size / 2 : size;
+    Failure failure;
+    const StreamHandle former = way == Way::waited ? raw : s;
+    if (way == Way::run) {
+      const BlockRef low = scene.alloc(half, s), high = scene.alloc(half, s);
+      scene.free(low.address < high.address ? high : low, s);
+      for (int i = 0; i < 3; ++i) {  // its half becomes everybody's
+        CHECK(sim::settle());
+        CHECK(scene.try_alloc(size, v, &failure) == Errc::out_of_memory);
+      }
+      scene.free(low.address < high.address ? low : high, s);
+    }
+    const BlockRef used = scene.alloc(half, former);
+    auto gate = std::make_shared<sim::Gate>();
+    CHECK(scene.device->launch({.stream = former, .accesses = {sim::writes(used.address, half)}, .gate = gate}));
+    scene.free(used, former);
+    const StreamHandle owner = way == Way::waited ? t : s;
+    const BlockRef unused = scene.alloc(size, owner);
+    CHECK(unused.address <= used.address && used.address < unused.address + size);
+    scene.free(unused, u);
+    // Another stream takes all that it can get: not this, unless it was made to wait for the work of the former life.
+    for (int i = 0; i < 600; ++i) {
+      AllocRequest request;
+      request.size = size;
+      request.stream = v;
+      BlockRef block;
+      const bool got = scene.core->allocate(request, &block, &failure) == Errc::ok;
+      if (got) CHECK(scene.device->launch({.stream = v, .accesses = {sim::writes(block.address, size)}}));
+      if (!got && i > 4) break;
+      CHECK(sim::settle());
+    }
+    gate->open();
+    CHECK(sim::settle());
+    CHECK(sim::races().empty());
+    scene.audit();
+  }
+}
+
 // The slot's own stream may use it since it waits for the recorded one; a third stream waits for nobody.
 STREAMPOOL_TEST("a slot that its own stream got by waiting for another one is not complete for anybody else") {
   Options options = steady();

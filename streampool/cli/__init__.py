@@ -58,8 +58,16 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
 )
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Run, replay and examine: the GPU memory pool you can leave debugging on."""
+    from streampool import config
+
+    if context.invoked_subcommand in ("run", "replay", "demo"):
+        try:
+            config.resolve(None, {})
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
 
 
 def main(args: list[str] | None = None) -> Any:

@@ -97,8 +97,10 @@ def _guarded(call: Callable[[], Any]) -> int:
         raise
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return (end.code or 0) & 0xFF
-        print(end.code, file=sys.stderr)
+            code = end.code or 0
+            return code & 0xFF if -(2**31) <= code < 2**31 else 0xFF  # as the interpreter does
+        with contextlib.suppress(Exception):
+            print(end.code, file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         _show(error)
@@ -134,16 +136,38 @@ def _conclude(
     report = Report.from_findings(findings, leaks=leaks, suppressions=suppressions or ())
     seen = any(found.stats.get("allocations") for found in findings)
     report.exit_code = error_exitcode if report.counts else code or (0 if seen else _NOTHING_SEEN)
-    with contextlib.suppress(OSError, ValueError):  # the program closed it, or its reader is gone
+    with contextlib.suppress(Exception):  # the program closed it, or its reader is gone
         sys.stdout.flush()
-    stderr = sys.stderr or sys.__stderr__
-    print(report.to_text(color=stderr is not None and stderr.isatty()), file=stderr)
+    problem = None
     if path is not None:
-        path.write_text((report.to_json() if path.suffix == ".json" else report.to_text()) + "\n", encoding="utf-8")
-        print(f"streampool: report written to {path}", file=stderr)
+        try:
+            path.write_text((report.to_json() if path.suffix == ".json" else report.to_text()) + "\n", encoding="utf-8")
+        except OSError as error:
+            problem = f"streampool: THE REPORT COULD NOT BE WRITTEN to {path}: {error.strerror}"
+    text = [report.to_text(color=_is_terminal(sys.stderr))]
+    if problem is not None:
+        text.append(problem)
+    elif path is not None:
+        text.append(f"streampool: report written to {path}")
     if not seen:
-        print(
-            "streampool: NO ALLOCATION WAS OBSERVED: the program took no memory from streampool in this process.",
-            file=stderr,
-        )
+        text.append("streampool: NO ALLOCATION WAS OBSERVED: the program took no memory from streampool in this process.")
+    _say("\n".join(text))
     return report.exit_code
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except Exception:
+        return False
+
+
+def _say(text: str) -> None:
+    """Print on standard error: the program's, else the one the process began with; where both are gone, nowhere."""
+    for stream in (sys.stderr, sys.__stderr__):
+        try:
+            print(text, file=stream, flush=True)
+        except Exception:
+            continue
+        if stream is not None:
+            return

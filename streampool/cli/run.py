@@ -83,6 +83,7 @@ def command(
 
     program = _program.find(script, list(args), is_module=is_module)
     if report is not None:
+        report = report.absolute()  # the program may change the directory
         _writable(report)
     rules = None if suppressions is None else _rules(suppressions)
     sys.exit(

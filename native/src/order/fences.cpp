@@ -43,12 +43,13 @@ void Fences::recycle(std::uintptr_t event) {
 }
 
 bool Fences::record(StreamState& s, std::uintptr_t handle, Ticket exact) {
+  // Cleared first: a mark that is put on the stream from here on is owed again.
+  s.owed.store(false, std::memory_order_seq_cst);
   // Read before recording: work that is queued while we record may or may not be covered, so it is not claimed.
   const Ticket covers = s.issued.load(std::memory_order_acquire);
   if (covers <= s.fenced.load(std::memory_order_acquire)) return true;
   const std::uint32_t frees = s.unfenced_frees.load(std::memory_order_relaxed);
   const std::uint64_t bytes = s.unfenced_bytes.load(std::memory_order_relaxed);
-  s.owed.store(false, std::memory_order_relaxed);
 
   std::uintptr_t event = 0;
   if (!take_event(&event) || !events_.record(event, handle)) {

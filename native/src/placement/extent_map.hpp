@@ -60,10 +60,8 @@ struct Range {
 // Free extents of one owner, by size then address, and by age (oldest first).
 class FreeIndex {
  public:
-  explicit FreeIndex(bool merges = true, void* owner = nullptr) : merges_(merges), owner_(owner) {}
+  explicit FreeIndex(bool merges = true) : merges_(merges) {}
   bool merges() const { return merges_; }
-  void* owner() const { return owner_; }
-  void set_owner(void* owner) { owner_ = owner; }
   bool empty() const { return by_size_.empty(); }
   std::size_t count() const { return by_size_.size(); }
   Bytes free_bytes() const { return bytes_; }
@@ -91,7 +89,6 @@ class FreeIndex {
   Extent* oldest_ = nullptr;
   Extent* newest_ = nullptr;
   bool merges_;
-  void* owner_;
 };
 
 class ExtentMap {

@@ -84,12 +84,13 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
     *out = Named(static_cast<Heap*>(cache.heap), handle, false);
     return Errc::ok;
   }
+  const std::uint64_t epoch = streams_.epoch();  // before: what is found may be forgotten meanwhile
   const Errc errc = streams_.name(handle, out, failure);
   if (errc != Errc::ok) return errc;
   if (out->stream().lasting) {
     counters();  // makes the cache this pool's
     cache.handle = handle;
-    cache.epoch = streams_.epoch();
+    cache.epoch = epoch;
     cache.heap = out->heap();
   } else {
     fence_owed(*out);

@@ -50,12 +50,18 @@ struct ThreadBanks {
     observe::ThreadCounters* counters;
   };
   std::vector<Entry> entries;
-  ~ThreadBanks() {
-    for (Entry& e : entries) e.bank->leave(e.counters);
-    thread_cache() = ThreadCache{};
-  }
+  ~ThreadBanks();
 };
 thread_local ThreadBanks g_thread_banks;
+// Set when the thread's list is gone: a user's thread_local may still free blocks after it. Nothing to destroy itself.
+thread_local bool g_thread_gone = false;
+
+ThreadBanks::~ThreadBanks() {
+  for (Entry& e : entries) e.bank->leave(e.counters);
+  entries.clear();
+  thread_cache() = ThreadCache{};
+  g_thread_gone = true;
+}
 
 void on_fork() { driver::set_ending(driver::Ending::forked); }
 
@@ -73,6 +79,13 @@ std::span<const char* const> path_words() {
 observe::ThreadCounters& Core::counters() {
   ThreadCache& cache = thread_cache();
   if (cache.uid == uid_) return *cache.counters;
+  if (g_thread_gone) {
+    // Counters of their own for the last frees of a thread; nobody takes them over.
+    cache = ThreadCache{};
+    cache.uid = uid_;
+    cache.counters = bank_->join();
+    return *cache.counters;
+  }
   auto& entries = g_thread_banks.entries;
   auto it = std::find_if(entries.begin(), entries.end(), [this](const auto& e) { return e.uid == uid_; });
   if (it == entries.end()) {
@@ -231,9 +244,10 @@ Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {
   Named named;
   Errc errc = streams_.name(stream, &named, failure);
   if (errc != Errc::ok) return errc;
-  // The last call that names it: what is outstanding gets its fence while the stream still lives.
+  // First nobody else may touch it any more; then what is outstanding gets its fence while the stream still lives.
+  if (named.stream().lasting) errc = streams_.forget_stream(stream, failure);
   fences_.record(named.stream(), named.handle());
-  return named.stream().lasting ? streams_.forget_stream(stream, failure) : Errc::ok;
+  return errc;
 }
 
 void Core::begin_capture() { streams_.begin_capture(); }

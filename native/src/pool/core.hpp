@@ -220,6 +220,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void poll_all(bool fence_legacy);
   bool recover();
   void sweep_streams();
+  bool collection_is_due();
   Bytes pending_bytes();
   bool find_again(Named& t, const Need& need, Path path, Found* found);
   void retire_idle_slabs();
@@ -247,6 +248,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
   order::MarkSet make_marks(const BlockRecord& record, const Held& held, Heap& by, order::Ticket* ticket);
   bool free_own_slot(BlockRecord& record, Heap& by, order::Ticket* ticket);
+  bool push_own_slot(BlockRecord& record, Slab* slab, Heap& by, order::Ticket* ticket);
   void settle(BlockRecord* record, const order::MarkSet& marks);
   void settle_slot(Slab* slab, unsigned slot, order::MarkSet marks);
   void settle_extent(LargeBlock* block, order::MarkSet marks);
@@ -262,6 +264,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Grown grow(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, driver::Status* status);
   Grown grow_mapped(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, driver::Status* status);
   Grown grow_piece(Bytes bytes, Bytes alignment, driver::Status* status);
+  void add_piece(Address begin, Bytes size);
   bool add_address_range(Bytes bytes, driver::Status* status);
   bool charge(Bytes bytes);
   void uncharge(Bytes bytes);
@@ -329,7 +332,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::vector<std::unique_ptr<LargeBlock>> large_;
   std::vector<LargeBlock*> spare_large_;
   std::array<std::vector<Slab*>, kClassLists> spare_slabs_;
-  std::vector<driver::MemoryHandle> orphans_;  // unmapped, but the driver would not release them: tried again by trim
+  std::vector<Segment::Handle> orphans_;  // unmapped, but the driver would not release them: tried again by trim
 
   std::atomic<Bytes> reserved_{0}, reserved_peak_{0};
   std::atomic<std::uint64_t> serial_{0};
@@ -337,6 +340,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::array<std::mutex, 16> extra_locks_;
   std::array<std::atomic<std::uint64_t>, kPathCount> paths_{};
   std::atomic<std::size_t> sweep_at_{64};
+  std::atomic<double> collected_at_{0};
+  std::atomic<Bytes> leaving_{0};  // pieces on their way to the driver: charged, and in no range any more
   std::vector<std::pair<void*, Bytes>> zero_areas_;
   std::atomic<std::uint64_t> host_waits_{0}, oom_{0}, trampled_{0}, legacy_fences_{0}, slab_cuts_{0};
 

@@ -52,6 +52,7 @@ Errc Core::record_event(Address address, driver::EventHandle event, Failure* fai
 Errc Core::record_event(const BlockRef& block, driver::EventHandle event, Failure* failure) {
   Errc errc = enter(failure);
   if (errc != Errc::ok && errc != Errc::closed) return errc;
+  if (!live(block)) return not_live(block, block.record->word.load(std::memory_order_acquire), failure, 0, false);
   // A query of an event that was recorded in a capture would end that capture.
   if (streams_.capture_known())
     return failure->set(
@@ -73,7 +74,7 @@ Errc Core::record_event(const BlockRef& block, driver::EventHandle event, Failur
   s.lock.lock();
   const Ticket ticket = s.take_ticket();
   s.lock.unlock();
-  fences_.record(s, s.handle, ticket);
+  fences_.record(s, s.handle);  // never exact: a wait edge on it could wait for what stands before it in the queue
 
   BlockRecord& record = *block.record;
   std::lock_guard lock(extra_lock(&record));

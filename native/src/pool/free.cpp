@@ -44,12 +44,19 @@ bool Core::try_free(const BlockRef& block, const FreeRequest& request) {
   BlockRecord& record = *block.record;
   const PageMap::Entry container{record.container};
   if (container.tag() != PageMap::Tag::slab || record.extra || record.home != cache.heap) return false;
-  // A free of a slot ends at once once the heap's lock is there; who holds it does so for a few dozen instructions.
-  if (!record.move(block.generation, Magic::live, Magic::freed)) return false;
-  bank_->on_free(counters(), record.size, gross_of(record), guards_of(record));
+  if (host_visible(kind_)) return false;
+  Heap& heap = *static_cast<Heap*>(cache.heap);
+  Slab* slab = static_cast<Slab*>(container.pointer());
+  if (slab->heap != &heap || !heap.stream.lock.try_lock()) return false;
   Ticket ticket = 0;
-  finish_free(record, block.address, *static_cast<Heap*>(cache.heap), 0, &ticket);
-  return true;
+  const bool mine = record.move(block.generation, Magic::live, Magic::freed);
+  if (mine) {
+    bank_->on_free(counters(), record.size, gross_of(record), guards_of(record));
+    // An empty slab stays where it is here: giving it back takes another lock.
+    push_own_slot(record, slab, heap, &ticket);
+  }
+  heap.stream.lock.unlock();
+  return mine;
 }
 
 bool Core::try_free(Address address, const FreeRequest& request) {
@@ -158,14 +165,8 @@ bool Core::free_own_slot(BlockRecord& record, Heap& by, Ticket* ticket) {
   bool retire = false;
   {
     std::lock_guard lock(by.stream.lock);
-    *ticket = by.stream.take_ticket();
-    record.ticket = *ticket;
-    slab->last_ticket = *ticket;
-    slab->stack.push(slab->number_of(&record));
-    if (!slab->listed) list_slab(by, slab);
     // One empty slab a class stays, so that a pair at the edge does not cut and give back each time.
-    if (slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass &&
-        (slab->prev != nullptr || slab->next != nullptr)) {
+    if (push_own_slot(record, slab, by, ticket)) {
       unlist_slab(by, slab);
       --by.slab_count;
       retire = true;
@@ -173,6 +174,17 @@ bool Core::free_own_slot(BlockRecord& record, Heap& by, Ticket* ticket) {
   }
   if (retire) retire_slab(slab);
   return true;
+}
+
+// Under the heap's lock. True: the slab is empty, and not the only one of its class.
+bool Core::push_own_slot(BlockRecord& record, Slab* slab, Heap& by, Ticket* ticket) {
+  *ticket = by.stream.take_ticket();
+  record.ticket = *ticket;
+  slab->last_ticket = *ticket;
+  slab->stack.push(slab->number_of(&record));
+  if (!slab->listed) list_slab(by, slab);
+  return slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass &&
+         (slab->prev != nullptr || slab->next != nullptr);
 }
 
 // The slab is nobody's any more: unlisted, all slots free. Its memory keeps the marks of its last life.
@@ -336,9 +348,9 @@ void Core::drain(bool may_let_go) {
       bank_->on_free(counters(), record->size, gross_of(*record), guards_of(*record));
       Ticket ticket = 0;
       Heap& by = *record->home;
+      finish_free(*record, address_of(*record), by, 0, &ticket);
       // Nobody named the stream: the next call that does will fence it.
       by.stream.owed.store(true, std::memory_order_release);
-      finish_free(*record, address_of(*record), by, 0, &ticket);
     }
     record = next;
     drained = true;

@@ -33,7 +33,7 @@ struct ClassList {
 // `stream.lock` guards the slabs and the waiting slots; the core's extent lock guards `extents`.
 struct Heap {
   order::StreamState stream;
-  placement::FreeIndex extents{true, this};
+  placement::FreeIndex extents;
   std::array<ClassList, kClassLists> classes;
   std::uint32_t slab_count = 0;
   std::size_t look_from = 0;  // where the next bounded look through a long list of waiting slots starts

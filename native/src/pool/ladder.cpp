@@ -1,6 +1,7 @@
 // The slow path, rung by rung (R11). Every rung that may free memory ends in a new search; no lock is held in any wait
 // or callback; the pool's own limit and the driver's refusal take the same way.
 #include <algorithm>
+#include <chrono>
 
 #include "core.hpp"
 
@@ -16,13 +17,14 @@ using placement::ExtentState;
 bool Core::poll_stream(Heap& heap, bool fence_legacy) {
   StreamState& s = heap.stream;
   bool fenced = false;
-  if (s.issued.load(std::memory_order_acquire) > s.fenced.load(std::memory_order_acquire) && s.lasting &&
-      (!s.legacy || (fence_legacy && options_.legacy_fences))) {
+  if (s.issued.load(std::memory_order_acquire) > s.fenced.load(std::memory_order_acquire)) {
+    // Inside the gate: whether it may be touched, and by which handle, does not change under it.
     std::shared_lock gate(streams_.capture_gate());
     driver::CaptureState capture;
     // A record on the legacy stream would kill the capture of any blocking stream.
-    const bool harmless = !s.legacy || !streams_.capture_known();
-    if (harmless && driver_->stream_is_capturing(s.handle, &capture).ok() && !capture.capturing) {
+    const bool allowed =
+        s.lasting && (!s.legacy || (fence_legacy && options_.legacy_fences && !streams_.capture_known()));
+    if (allowed && driver_->stream_is_capturing(s.handle, &capture).ok() && !capture.capturing) {
       if (s.legacy) legacy_fences_.fetch_add(1, std::memory_order_relaxed);
       fenced = fences_.record(s, s.handle);
     }
@@ -288,6 +290,13 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
   }
 }
 
+bool Core::collection_is_due() {
+  constexpr double kSeconds = 0.1;
+  const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  double last = collected_at_.load(std::memory_order_relaxed);
+  return now - last >= kSeconds && collected_at_.compare_exchange_strong(last, now);
+}
+
 Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure) {
   const auto done = [&] {
     count_path(found->path);
@@ -330,7 +339,9 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
 
     if (options_.wait && take_waited(t, need, found)) return done();
 
-    if (pending_bytes() != 0) {
+    // Never in a capture: a wait there waits for work that may come after it.
+    const bool may_wait = !streams_.capture_known();
+    if (may_wait && pending_bytes() != 0) {
       switch (wait_for_pending(t, need, deadline, false, found)) {
         case Waited::found: return done();
         case Waited::interrupted: return failure->set(Errc::interrupted, "interrupted while waiting for pending frees");
@@ -338,7 +349,7 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
       }
     }
 
-    if (debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0) {
+    if (may_wait && debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0) {
       switch (wait_for_pending(t, need, deadline, true, found)) {
         case Waited::found: return done();
         case Waited::interrupted:
@@ -356,7 +367,8 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
       if (find_again(t, need, Path::moved, found)) return done();
     }
 
-    if (attempt == 0 && hooks_.collect_garbage) {
+    // A program that lives with refusals does not pay for a collection at each.
+    if (attempt == 0 && hooks_.collect_garbage && collection_is_due()) {
       hooks_.collect_garbage();
       drain();
       if (find_again(t, need, Path::called_back, found)) return done();
@@ -367,6 +379,9 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
       if (find_again(t, need, Path::called_back, found)) return done();
       continue;
     }
+    // Ctrl-C inside the callback.
+    if (hooks_.interrupted && hooks_.interrupted())
+      return failure->set(Errc::interrupted, "interrupted while out of memory");
     break;
   }
   if (grown == Grown::failed && refusal.code != driver::Code::out_of_memory && !refusal.ok())
@@ -402,7 +417,7 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& r
   if (now.cached >= need && now.cached != 0)
     r.reason = OomReason::fragmentation;
   else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need)
-    r.reason = OomReason::pending;
+    r.reason = streams_.capture_known() ? OomReason::capture : OomReason::pending;
   std::map<debug::StackId, Holder> by_site;
   for_each_live([&](BlockRecord& record) {
     Holder& h = by_site[record.stack];

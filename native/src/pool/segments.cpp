@@ -156,7 +156,13 @@ Status Core::map_memory(Address begin, Bytes bytes, std::vector<Segment::Handle>
 // Addresses cost nothing but addresses: one large range, so that neighbours can merge and growth continues where it
 // ended.
 bool Core::add_address_range(Bytes bytes, Status* status) {
-  Bytes want = std::max(round_up(bytes, kPieceSize), driver_->capabilities().address_chunk);
+  // Where addresses are scarce a chunk is small: each range is then as large as all before it.
+  Bytes before = 0;
+  {
+    std::lock_guard lock(extent_lock_);
+    for (const auto& segment : segments_) before += segment->mapped ? segment->range->size : 0;
+  }
+  Bytes want = std::max({round_up(bytes, kPieceSize), driver_->capabilities().address_chunk, before});
   for (;;) {
     Address begin = 0;
     *status = driver_->address_reserve(want, kMaxAlignment, &begin);
@@ -200,15 +206,18 @@ Core::Grown Core::grow_piece(Bytes bytes, Bytes alignment, Status* status) {
     uncharge(size);
     return status->code == Code::out_of_memory ? Grown::refused : Grown::failed;
   }
+  add_piece(begin, size);
+  return Grown::yes;
+}
+
+void Core::add_piece(Address begin, Bytes size) {
   auto segment = std::make_unique<Segment>();
   std::lock_guard lock(extent_lock_);
   segment->range = extents_.add_range(begin, size);
   segment->range->note = segment.get();
   segments_.push_back(std::move(segment));
-  Range* range = segments_.back()->range;
-  Extent* extent = extents_.carve(range->first, begin, size, ExtentState::busy);
+  Extent* extent = extents_.carve(segments_.back()->range->first, begin, size, ExtentState::busy);
   extents_.put_free(extent, common_, 0);
-  return Grown::yes;
 }
 
 // Handles that lie wholly in memory that is free and complete go back, the highest addresses first, down to `keep`
@@ -220,7 +229,7 @@ Bytes Core::give_back_mapped(Bytes keep) {
     Segment::Handle handle;
   };
   std::vector<Plan> plans;
-  std::vector<driver::MemoryHandle> orphans;
+  std::vector<Segment::Handle> orphans;
   {
     std::lock_guard lock(extent_lock_);
     orphans.swap(orphans_);
@@ -250,12 +259,17 @@ Bytes Core::give_back_mapped(Bytes keep) {
       }
     }
   }
-  for (driver::MemoryHandle handle : orphans)
-    if (!driver_->mem_release(handle).ok()) {
-      std::lock_guard lock(extent_lock_);
-      orphans_.push_back(handle);
-    }
   Bytes released = 0;
+  // Still the pool's until the driver takes them.
+  for (const Segment::Handle& orphan : orphans) {
+    if (driver_->mem_release(orphan.handle).ok()) {
+      uncharge(orphan.bytes);
+      released += orphan.bytes;
+      continue;
+    }
+    std::lock_guard lock(extent_lock_);
+    orphans_.push_back(orphan);
+  }
   for (const Plan& plan : plans) {
     const Status unmapped = driver_->mem_unmap(plan.handle.begin, plan.handle.bytes);
     const bool freed = unmapped.ok() && driver_->mem_release(plan.handle.handle).ok();
@@ -266,7 +280,10 @@ Bytes Core::give_back_mapped(Bytes keep) {
     }
     plan.segment->handles.erase(plan.handle.begin);
     extents_.put_unmapped(plan.extent);
-    if (!freed) orphans_.push_back(plan.handle.handle);
+    if (!freed) {
+      orphans_.push_back(plan.handle);
+      continue;
+    }
     uncharge(plan.handle.bytes);
     released += plan.handle.bytes;
   }
@@ -302,24 +319,33 @@ struct Errand {
 
 }  // namespace
 
-// Whole driver pieces that are free and complete. mem_free blocks until the device is idle.
+// Whole driver pieces that are free and complete. mem_free blocks until the device is idle. A piece leaves the books before
+// the call: once the driver has it, its addresses may come back to us as a new piece at any moment.
 Bytes Core::give_back_pieces(Bytes keep, double timeout, bool* interrupted) {
   struct Plan {
-    Extent* extent;
-    Segment* segment;
+    Address begin;
     Bytes bytes;
   };
   std::vector<Plan> plans;
   {
     std::lock_guard lock(extent_lock_);
     Bytes left = reserved_.load(std::memory_order_acquire);
-    for (const auto& segment : segments_) {
-      if (segment->mapped) continue;
-      Extent* e = segment->range->first;
-      if (e->index != &common_ || e->size != segment->range->size || left < e->size || left - e->size < keep) continue;
+    for (std::size_t i = 0; i < segments_.size();) {
+      Segment* segment = segments_[i].get();
+      Range* range = segment->range;
+      Extent* e = range->first;
+      if (segment->mapped || e->index != &common_ || e->size != range->size || left < e->size ||
+          left - e->size < keep) {
+        ++i;
+        continue;
+      }
       extents_.hold(e);
-      plans.push_back({e, segment.get(), e->size});
-      left -= e->size;
+      forget_pages(*range);
+      plans.push_back({range->begin, range->size});
+      left -= range->size;
+      leaving_.fetch_add(range->size);
+      extents_.remove_range(range);
+      segments_.erase(segments_.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
   if (plans.empty()) return 0;
@@ -328,17 +354,15 @@ Bytes Core::give_back_pieces(Bytes keep, double timeout, bool* interrupted) {
   errand->open = 1;
   std::thread([self = shared_from_this(), plans, released, errand] {
     for (const Plan& plan : plans) {
-      const Status status = self->driver_->mem_free(self->kind_, plan.segment->range->begin);
-      std::lock_guard lock(self->extent_lock_);
-      if (!status.ok()) {
-        self->extents_.put_free(plan.extent, self->common_, 0);
-        continue;
+      const Status status = self->driver_->mem_free(self->kind_, plan.begin);
+      if (status.ok()) {
+        self->leaving_.fetch_sub(plan.bytes);
+        self->uncharge(plan.bytes);
+        released->fetch_add(plan.bytes);
+      } else {
+        self->add_piece(plan.begin, plan.bytes);
+        self->leaving_.fetch_sub(plan.bytes);
       }
-      self->forget_pages(*plan.segment->range);
-      self->extents_.remove_range(plan.segment->range);
-      std::erase_if(self->segments_, [&](const auto& s) { return s.get() == plan.segment; });
-      self->uncharge(plan.bytes);
-      released->fetch_add(plan.bytes);
     }
     std::lock_guard lock(errand->mutex);
     errand->open = 0;

@@ -69,7 +69,7 @@ void Core::reset_peaks() {
 std::string Core::audit() {
   drain();
   const Stats s = stats();
-  Bytes mapped = 0, free = 0, taken = 0, in_use = 0, gross = 0;
+  Bytes orphaned = 0, mapped = 0, free = 0, taken = 0, in_use = 0, gross = 0;
   std::uint64_t live = 0;
   for_each_live([&](BlockRecord& record) {
     in_use += record.size;
@@ -80,6 +80,7 @@ std::string Core::audit() {
     std::lock_guard lock(extent_lock_);
     const std::string broken = extents_.validate();
     if (!broken.empty()) return "not so: " + broken;
+    for (const Segment::Handle& orphan : orphans_) orphaned += orphan.bytes;
     for (const auto& segment : segments_) {
       if (!segment->mapped) mapped += segment->range->size;
       for (const auto& [begin, handle] : segment->handles) mapped += handle.bytes;
@@ -93,7 +94,9 @@ std::string Core::audit() {
   const auto differ = [](const char* what, Bytes a, Bytes b) {
     return std::string("not so: ") + what + " (" + std::to_string(a) + " and " + std::to_string(b) + ")";
   };
-  if (mapped != s.reserved) return differ("reserved is what is mapped", s.reserved, mapped);
+  mapped += leaving_.load();
+  free += leaving_.load();
+  if (mapped + orphaned != s.reserved) return differ("reserved is what is mapped", s.reserved, mapped);
   if (free + taken != mapped) return differ("mapped memory is free or taken", mapped, free + taken);
   if (in_use != s.in_use) return differ("in_use is the sum of live blocks", s.in_use, in_use);
   if (live != s.live_blocks) return differ("live_blocks counts them", s.live_blocks, live);

@@ -82,7 +82,8 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
     std::lock_guard lock(mutex_);
     const auto it = lasting_.find(handle);
     if (it != lasting_.end()) {
-      *out = Named(it->second, handle, false);
+      it->second->users.fetch_add(1, std::memory_order_acquire);
+      *out = Named(it->second, handle, true);
       return Errc::ok;
     }
   }
@@ -109,7 +110,8 @@ Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failu
     std::lock_guard lock(mutex_);
     const auto it = lasting_.find(handle);
     if (it != lasting_.end()) {
-      *out = Named(it->second, handle, false);
+      it->second->users.fetch_add(1, std::memory_order_acquire);
+      *out = Named(it->second, handle, true);
       return Errc::ok;
     }
   }
@@ -155,6 +157,7 @@ Errc StreamTable::register_stream(StreamHandle handle, Named* out, Failure* fail
   // Asked afresh: the handle may have been registered for a stream that is gone, without forget_stream.
   const Errc errc = identify(handle, false, out, failure);
   if (errc != Errc::ok) return errc;
+  std::unique_lock gate(gate_);
   std::lock_guard lock(mutex_);
   const auto it = lasting_.find(handle);
   if (it != lasting_.end() && it->second != out->heap()) {
@@ -170,6 +173,8 @@ Errc StreamTable::register_stream(StreamHandle handle, Named* out, Failure* fail
 
 Errc StreamTable::forget_stream(StreamHandle handle, Failure* failure) {
   handle = canonical(handle);
+  // Whoever fences the stream without its owner has finished, or will see that it may not.
+  std::unique_lock gate(gate_);
   std::lock_guard lock(mutex_);
   auto it = lasting_.find(handle);
   if (it == lasting_.end() || driver::is_legacy(handle))

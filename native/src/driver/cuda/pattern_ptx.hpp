@@ -1,5 +1,5 @@
 // The kernels of pattern.cu as PTX. Made by `make ptx` (tools/make_ptx.py): do not edit. Imports nothing.
-// sources: fb0387c9c5648264344b189c344c023c477b0fdbeaaf54e5c2e3b8af848cd501
+// sources: 9cc5a38ca91a25317e3d3030079c369defeefe191d6577f0280b535ac6e683a0
 #pragma once
 
 namespace streampool::driver::cuda {

@@ -15,7 +15,8 @@ SimDevice::SimDevice(std::shared_ptr<Machine> machine, int ordinal)
   capabilities_.device_memory_on_host = true;
   capabilities_.granularity = kPage;
   capabilities_.total_memory = config.memory;
-  capabilities_.address_chunk = round_up(config.memory, kPage);
+  // Addresses are scarce here (1 TiB a process), and pools are many in tests.
+  capabilities_.address_chunk = std::min<Bytes>(round_up(config.memory, kPage), kGiB);
 }
 
 Status SimDevice::fail(Call call, Code code, int number) const {
