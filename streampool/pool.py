@@ -104,7 +104,7 @@ class Pool(_core.Pool):
         return self.options["mode"]
 
     def stats(self) -> PoolStats:
-        """Give the pool's counters. Adds up and looks at every free slot, so it is for people and tests, not for hot loops."""
+        """Give the pool's counters. Looks at every free slot: for people and tests, not for hot loops."""
         return PoolStats(super().stats())
 
     def check(self, timeout: float = 10.0) -> CheckResult:
@@ -143,8 +143,8 @@ class Pool(_core.Pool):
     def leaks(self) -> Leaks:
         """Give the live blocks by class and by the line that allocated them: lost, growing, held.
 
-        Growing are sites whose live bytes rose from each `check` to the next, and under ``streampool run`` from one half
-        second to the next.
+        Growing are sites whose live bytes rose from each `check` to the next; under ``streampool run`` also from one
+        half second to the next.
         """
         from streampool.leaks import find_leaks
 

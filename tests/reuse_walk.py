@@ -1,7 +1,7 @@
 """Random walks over everything that may happen to a block, on the seeded simulated device, with the oracle of reuse.
 
-`Walk` is the world: streams of every kind (lasting, raw, per-thread, closed), gates, blocks, and the moves a program can
-make. Each move keeps the rules of a correct program: a stream that reads a block is ordered after the write that
+`Walk` is the world: streams of every kind (lasting, raw, per-thread, closed), gates, blocks, and a program's moves.
+Each move keeps the rules of a correct program: a stream that reads a block is ordered after the write that
 filled it, and declared (`record_stream`, `record_event`) or the freeing stream is ordered after it. Then every race the
 device reports, and every block handed out over pending foreign work, is the pool's fault.
 """

@@ -1,4 +1,4 @@
-"""Trimming beside threads that allocate and free: a piece on its way to the driver may come back as a new one at once."""
+"""Trimming beside threads that allocate and free: a piece that goes to the driver may come back at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_trimming_beside_other_threads_hands_nothing_out_twice(kind: str, option
                 for i in range(150):
                     block = pool.allocate((2 + (i * seed) % 5) * MIB, stream=stream)
                     block.close(stream)
-            except BaseException as error:  # noqa: BLE001 - shown below
+            except BaseException as error:
                 problems.append(error)
 
         def trim() -> None:

@@ -559,7 +559,11 @@ void bind_pool(nb::module_& m) {
           },
           nb::arg("keep_bytes") = 0)
       .def("stats", [](PyPool& p) { return stats_dict(*p.core); })
-      .def("reset_peaks", [](PyPool& p) { must_not_be_forked(); p.core->reset_peaks(); })
+      .def("reset_peaks",
+           [](PyPool& p) {
+             must_not_be_forked();
+             p.core->reset_peaks();
+           })
       .def(
           "check",
           [](PyPool& p, double timeout) {
@@ -582,7 +586,8 @@ void bind_pool(nb::module_& m) {
           },
           nb::arg("timeout") = 10.0)
       .def("take_faults",
-           [](PyPool& p) { must_not_be_forked();
+           [](PyPool& p) {
+             must_not_be_forked();
              nb::list out;
              for (const debug::Fault& fault : p.core->take_faults()) out.append(fault_dict(fault));
              return out;
@@ -603,7 +608,11 @@ void bind_pool(nb::module_& m) {
              }
              return out;
            })
-      .def("debug_totals", [](PyPool& p) { must_not_be_forked(); return totals_dict(p.core->debug_totals()); })
+      .def("debug_totals",
+           [](PyPool& p) {
+             must_not_be_forked();
+             return totals_dict(p.core->debug_totals());
+           })
       .def(
           "audit",
           [](PyPool& p) {
@@ -678,9 +687,9 @@ void bind_pool(nb::module_& m) {
             const driver::StreamHandle handle = stream_handle(stream, *b.core, "record_stream", true);
             guarded([&](Failure* f) { return b.core->record_stream(b.block, handle, f); });
             if (stream.is_none() || PyLong_Check(stream.ptr())) return;
-             for (const nb::object& known : b.recorded)
-               if (known.is(stream)) return;
-             b.recorded.push_back(stream);
+            for (const nb::object& known : b.recorded)
+              if (known.is(stream)) return;
+            b.recorded.push_back(stream);
           },
           nb::arg("stream"), "Work queued on `stream` until the block is freed may touch it.")
       .def(

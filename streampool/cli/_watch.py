@@ -150,7 +150,9 @@ def _conclude(
     elif path is not None:
         text.append(f"streampool: report written to {path}")
     if not seen:
-        text.append("streampool: NO ALLOCATION WAS OBSERVED: the program took no memory from streampool in this process.")
+        text.append(
+            "streampool: NO ALLOCATION WAS OBSERVED: the program took no memory from streampool in this process."
+        )
     _say("\n".join(text))
     return report.exit_code
 

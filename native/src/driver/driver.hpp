@@ -62,14 +62,15 @@ struct Status {
 std::string describe(const Status& status);
 
 // One row a call: the names under which calls are counted (`calls()`) and made to fail (`fail_call`).
-#define STREAMPOOL_DRIVER_CALLS(X)                                                                              \
-  X(mem_alloc)                                                                                                  \
-  X(mem_free) X(mem_alloc_host) X(mem_free_host) X(mem_alloc_managed) X(mem_free_managed) X(mem_info)           \
-      X(address_reserve) X(address_free) X(mem_create) X(mem_release) X(mem_map) X(mem_unmap) X(mem_set_access) \
-          X(stream_is_capturing) X(stream_id) X(stream_is_ours) X(stream_create) X(stream_destroy)              \
-              X(stream_wait_event) X(stream_query) X(stream_synchronize) X(event_create) X(event_destroy)       \
-                  X(event_record) X(event_query) X(event_synchronize) X(context_event_record) X(fill) X(copy)   \
-                      X(pattern_fill) X(pattern_verify) X(launch)
+// clang-format off
+#define STREAMPOOL_DRIVER_CALLS(X) \
+  X(mem_alloc) X(mem_free) X(mem_alloc_host) X(mem_free_host) X(mem_alloc_managed) X(mem_free_managed) \
+  X(mem_info) X(address_reserve) X(address_free) X(mem_create) X(mem_release) X(mem_map) X(mem_unmap) \
+  X(mem_set_access) X(stream_is_capturing) X(stream_id) X(stream_is_ours) X(stream_create) X(stream_destroy) \
+  X(stream_wait_event) X(stream_query) X(stream_synchronize) X(event_create) X(event_destroy) X(event_record) \
+  X(event_query) X(event_synchronize) X(context_event_record) X(fill) X(copy) X(pattern_fill) \
+  X(pattern_verify) X(launch)
+// clang-format on
 
 enum class Call : std::uint8_t {
 #define STREAMPOOL_ROW(name) name,

@@ -99,8 +99,10 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   finish_free(record, block.address, by, request.stack, &ticket);
   gate = {};
 
-  if (explicit_free) note_unfenced(named, gross, ticket);
-  else by.stream.owed.store(true, std::memory_order_release);  // the next call that names the stream fences it
+  if (explicit_free)
+    note_unfenced(named, gross, ticket);
+  else
+    by.stream.owed.store(true, std::memory_order_release);  // the next call that names the stream fences it
   for (driver::StreamHandle handle : request.fence_too) {
     Named other;
     Failure ignored;
@@ -203,7 +205,8 @@ void Core::retire_slab(Slab* slab) {
   put_extent(extent, std::move(marks));
 }
 
-// A fresh ticket on the freeing stream and on each recorded one; the memory's former marks unless they are covered (R1).
+// A fresh ticket on the freeing stream and on each recorded one; the memory's former marks unless they are covered
+// (R1).
 MarkSet Core::make_marks(const BlockRecord& record, const Held& held, Heap& by, Ticket* ticket) {
   MarkSet marks;
   const auto mark = [&marks](order::StreamState& s) {

@@ -125,7 +125,9 @@ bool canonical(const OptionRow& row, std::string_view value, std::string* out, s
       std::string why;
       if (!parse_size(value, &n, &why)) return *error = about + ": " + why, false;
       if (row.most != 0 && n > row.most)
-        return *error = about + " takes at most " + std::to_string(row.most) + " bytes, not '" + std::string(value) + "'", false;
+        return *error =
+                   about + " takes at most " + std::to_string(row.most) + " bytes, not '" + std::string(value) + "'",
+               false;
       *out = std::to_string(n);
       return true;
     }

@@ -20,7 +20,7 @@ struct OptionRow {
   const char* fallback;  // the default, as text
   const char* choices;   // "a|b|c" for choice
   const char* help;
-  Bytes most = 0;        // largest size, 0: none
+  Bytes most = 0;  // largest size, 0: none
 };
 
 std::span<const OptionRow> option_table();

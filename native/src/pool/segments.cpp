@@ -319,8 +319,8 @@ struct Errand {
 
 }  // namespace
 
-// Whole driver pieces that are free and complete. mem_free blocks until the device is idle. A piece leaves the books before
-// the call: once the driver has it, its addresses may come back to us as a new piece at any moment.
+// Whole driver pieces that are free and complete. mem_free blocks until the device is idle. A piece leaves the books
+// before the call: once the driver has it, its addresses may come back to us as a new piece at any moment.
 Bytes Core::give_back_pieces(Bytes keep, double timeout, bool* interrupted) {
   struct Plan {
     Address begin;

@@ -88,7 +88,8 @@ void Core::collect_waiting(Heap& heap, unsigned cls, bool complete_only) {
       continue;
     }
     Slab* slab = w.slab;
-    // What only this stream may use, since it waits for another one, is complete once this stream has come past the wait.
+    // What only this stream may use, since it waits for another one, is complete once this stream has come past the
+    // wait.
     bool waited = false;
     for (const order::Mark& m : w.marks) waited = waited || (m.stream != &heap.stream && !order::complete(m));
     slab->records[w.slot].ticket = waited ? heap.stream.take_ticket() : w.marks.ticket_of(heap.stream);
