@@ -14,12 +14,12 @@
 namespace streampool::pool {
 
 // One row an error: the code and its word.
-#define STREAMPOOL_ERRORS(X)                                                                          \
-  X(ok)                                                                                               \
-  X(invalid_value)                                                                                    \
-  X(invalid_size)                                                                                     \
-  X(invalid_alignment) X(out_of_memory) X(double_free) X(foreign_free) X(interior_free) X(wrong_pool) \
-      X(trampled_record) X(stream) X(capture) X(driver) X(closed) X(forked) X(exiting) X(interrupted) X(internal)
+// clang-format off
+#define STREAMPOOL_ERRORS(X) \
+  X(ok) X(invalid_value) X(invalid_size) X(invalid_alignment) X(out_of_memory) X(double_free) X(foreign_free) \
+  X(interior_free) X(wrong_pool) X(trampled_record) X(stream) X(capture) X(driver) X(closed) X(forked) \
+  X(exiting) X(interrupted) X(internal)
+// clang-format on
 
 enum class Errc : std::uint8_t {
 #define STREAMPOOL_ROW(name) name,
