@@ -238,19 +238,19 @@ class Full:
 
 
 def full_by_driver(sc: Scene, kind: str, mode: str) -> Full:
-    pool = sc.pool(kind, mode, wait_timeout=0.1)
+    pool = sc.pool(kind, mode, wait_timeout=2)
     s = sc.stream(pool)
     return Full(pool, s, 200 * MIB, [pool.allocate(MIB, stream=s)])
 
 
 def full_by_limit(sc: Scene, kind: str, mode: str) -> Full:
-    pool = sc.pool(kind, mode, wait_timeout=0.1, limit=32 * MIB)
+    pool = sc.pool(kind, mode, wait_timeout=2, limit=32 * MIB)
     s = sc.stream(pool)
     return Full(pool, s, 20 * MIB, [pool.allocate(15 * MIB, stream=s)])
 
 
 def full_by_fragmentation(sc: Scene, kind: str, mode: str) -> Full:
-    pool = sc.pool(kind, mode, wait_timeout=0.1, limit=34 * MIB, initial=32 * MIB, quarantine_bytes=0)
+    pool = sc.pool(kind, mode, wait_timeout=2, limit=34 * MIB, initial=32 * MIB, quarantine_bytes=0)
     s = sc.stream(pool)
     blocks = [pool.allocate(2 * MIB - 64 * KIB, stream=s) for _ in range(15)]
     for block in blocks[::2]:
@@ -261,7 +261,7 @@ def full_by_fragmentation(sc: Scene, kind: str, mode: str) -> Full:
 
 
 def full_by_pending(sc: Scene, kind: str, mode: str) -> Full:
-    pool = sc.pool(kind, mode, wait_timeout=0.1, limit=32 * MIB, quarantine_bytes=0)
+    pool = sc.pool(kind, mode, wait_timeout=2, limit=32 * MIB, quarantine_bytes=0)
     s, t = sc.stream(pool), sc.stream(pool)
     block = pool.allocate(25 * MIB, stream=t)
     work = sc.busy(t, block)
@@ -270,7 +270,7 @@ def full_by_pending(sc: Scene, kind: str, mode: str) -> Full:
 
 
 def full_by_others(sc: Scene, kind: str, mode: str) -> Full:
-    pool = sc.pool(kind, mode, wait_timeout=0.1)
+    pool = sc.pool(kind, mode, wait_timeout=2)
     s = sc.stream(pool)
     keep = [pool.allocate(MIB, stream=s)]
     sc.device.set_occupied(120 * MIB)

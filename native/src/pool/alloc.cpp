@@ -167,10 +167,12 @@ bool Core::try_allocate(const AllocRequest& request, BlockRef* out) {
 BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found) {
   BlockRecord& record = *found.record;
   Heap* home = named.heap();
-  record.size = request.size;
-  record.front = static_cast<std::uint32_t>(need.front) & 0xFFFFFFu;
-  record.stack = request.stack;
-  record.home = home;
+  record.size.store(request.size, std::memory_order_relaxed);
+  const std::uint32_t flags = request.raw ? kRawBlock : 0u;
+  record.layout.store(static_cast<std::uint32_t>(need.front) | flags << BlockRecord::kFrontBits,
+                      std::memory_order_relaxed);
+  record.stack.store(request.stack, std::memory_order_relaxed);
+  record.home.store(home, std::memory_order_relaxed);
   const bool slot = PageMap::Entry{record.container}.tag() == PageMap::Tag::slab;
   if (!slot || static_cast<Slab*>(PageMap::Entry{record.container}.pointer())->heap != home)
     home->users.fetch_add(1, std::memory_order_relaxed);
@@ -186,7 +188,6 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
     extra.freed_at = 0;
     extra.tag = request.tag;
   }
-  record.flags = request.raw ? kRawBlock : 0u;
   const std::uint32_t generation = BlockRecord::generation_of(record.word.load(std::memory_order_relaxed)) + 1;
   record.word.store(BlockRecord::pack(generation, Magic::live), std::memory_order_release);
   bank_->on_allocate(counters(), request.size, found.bytes, guards_of(record));

@@ -220,7 +220,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void poll_all(bool fence_legacy);
   bool recover();
   void sweep_streams();
-  bool collection_is_due();
+  bool collection_is_due() const;
   Bytes pending_bytes();
   bool find_again(Named& t, const Need& need, Path path, Found* found);
   void retire_idle_slabs();
@@ -340,7 +340,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::array<std::mutex, 16> extra_locks_;
   std::array<std::atomic<std::uint64_t>, kPathCount> paths_{};
   std::atomic<std::size_t> sweep_at_{64};
-  std::atomic<double> collected_at_{0};
+  std::atomic<std::uint64_t> fruitless_at_{~std::uint64_t{0}};
   std::atomic<Bytes> leaving_{0};  // pieces on their way to the driver: charged, and in no range any more
   std::vector<std::pair<void*, Bytes>> zero_areas_;
   std::atomic<std::uint64_t> host_waits_{0}, oom_{0}, trampled_{0}, legacy_fences_{0}, slab_cuts_{0};

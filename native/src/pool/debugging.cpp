@@ -18,9 +18,10 @@ void Core::mark_streams(double deadline) {
     heap.stream.lock.unlock();
     stranded = stranded || !heap.stream.lasting || (heap.stream.legacy && !options_.legacy_fences);
   });
-  if (stranded) recover();
   double pause = 20e-6;
   for (;;) {
+    // Again when an older one, which covers less, was still pending.
+    if (stranded) recover();
     poll_all(true);
     bool open = false;
     streams_.for_each([&](Heap& heap) { open = open || !heap.stream.idle(); });
@@ -107,7 +108,7 @@ void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts
     const auto at = [&](unsigned n) -> std::optional<debug::BlockFacts> {
       const BlockRecord& r = slab->records[n];
       if (r.is(Magic::fresh)) return std::nullopt;
-      return facts_of(r, slab->slot_begin(n) + r.front);
+      return facts_of(r, slab->slot_begin(n) + r.front());
     };
     if (slot > 0) *below = at(slot - 1);
     if (slot + 1 < slab->stack.slots) *above = at(slot + 1);
@@ -123,7 +124,7 @@ void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts
     const PageMap::Entry holder{reinterpret_cast<std::uintptr_t>(x->note)};
     if (holder.tag() != PageMap::Tag::large) return std::nullopt;
     const LargeBlock* block = static_cast<LargeBlock*>(holder.pointer());
-    return facts_of(block->record, block->begin + block->record.front);
+    return facts_of(block->record, block->begin + block->record.front());
   };
   if (e == nullptr) return;
   *below = at(e->prev);
@@ -134,8 +135,9 @@ void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts
 void Core::pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) {
   live_gate_.lock();
   for_each_live([&](BlockRecord& record) {
-    const order::StreamState& home = record.home->stream;
-    bool done = home.completed.load(std::memory_order_acquire) >= record.home->check_ticket;
+    Heap& heap = *record.home.load(std::memory_order_relaxed);
+    const order::StreamState& home = heap.stream;
+    bool done = home.completed.load(std::memory_order_acquire) >= heap.check_ticket;
     {
       std::lock_guard extra(extra_lock(&record));
       if (record.extra)

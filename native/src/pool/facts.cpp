@@ -8,9 +8,9 @@ using placement::PageMap;
 Address Core::address_of(const BlockRecord& record) const {
   const PageMap::Entry container{record.container};
   if (container.tag() == PageMap::Tag::large)
-    return static_cast<LargeBlock*>(container.pointer())->begin + record.front;
+    return static_cast<LargeBlock*>(container.pointer())->begin + record.front();
   const Slab* slab = static_cast<Slab*>(container.pointer());
-  return slab->slot_begin(slab->number_of(&record)) + record.front;
+  return slab->slot_begin(slab->number_of(&record)) + record.front();
 }
 
 Bytes Core::gross_of(const BlockRecord& record) const {
@@ -21,7 +21,7 @@ Bytes Core::gross_of(const BlockRecord& record) const {
 }
 
 Bytes Core::guards_of(const BlockRecord& record) const {
-  return debugger_ == nullptr ? 0 : record.front + debugger_->back_bytes();
+  return debugger_ == nullptr ? 0 : record.front() + debugger_->back_bytes();
 }
 
 debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
@@ -33,11 +33,12 @@ debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
                                                                       : debug::BlockState::freed;
   f.address = address;
   f.size = record.size;
-  f.begin = address - record.front;
+  f.begin = address - record.front();
   f.reserved = gross_of(record);
-  f.stream = record.home != nullptr ? record.home->stream.id : 0;
+  const Heap* home = record.home.load(std::memory_order_relaxed);
+  f.stream = home != nullptr ? home->stream.id : 0;
   f.allocated_at = record.stack;
-  f.raw = (record.flags & kRawBlock) != 0;
+  f.raw = (record.flags() & kRawBlock) != 0;
   std::lock_guard lock(extra_lock(&record));
   if (record.extra) {
     const BlockExtra& e = *record.extra;

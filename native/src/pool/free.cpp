@@ -67,7 +67,7 @@ bool Core::try_free(Address address, const FreeRequest& request) {
   const unsigned slot = slab->slot_of(address);
   if (slab->core != this || slot >= slab->stack.slots) return false;
   BlockRecord& record = slab->records[slot];
-  if (address != slab->slot_begin(slot) + record.front) return false;
+  if (address != slab->slot_begin(slot) + record.front()) return false;
   return try_free(BlockRef{address, &record, BlockRecord::generation_of(record.word.load(std::memory_order_acquire))},
                   request);
 }

@@ -1,7 +1,6 @@
 // The slow path, rung by rung (R11). Every rung that may free memory ends in a new search; no lock is held in any wait
 // or callback; the pool's own limit and the driver's refusal take the same way.
 #include <algorithm>
-#include <chrono>
 
 #include "core.hpp"
 
@@ -266,7 +265,10 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
     poll_all(true);
     retire_idle_slabs();
     promote();
-    if (quarantine && debugger_ != nullptr) debugger_->give_up(need.bytes);
+    if (quarantine && debugger_ != nullptr && debugger_->give_up(need.bytes) != 0) {
+      retire_idle_slabs();
+      promote();
+    }
     if (find_again(t, need, quarantine ? Path::quarantine : Path::host_waited, found)) return Waited::found;
     // What became complete may be in pieces: given back to the driver and asked for again it is in one.
     if (give_back_mapped(0) != 0) {
@@ -290,12 +292,9 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
   }
 }
 
-bool Core::collection_is_due() {
-  constexpr double kSeconds = 0.1;
-  const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  double last = collected_at_.load(std::memory_order_relaxed);
-  return now - last >= kSeconds && collected_at_.compare_exchange_strong(last, now);
-}
+// A program that lives with refusals does not pay for a garbage collection at each: after one that freed nothing here, none
+// is due until something was allocated.
+bool Core::collection_is_due() const { return bank_->totals().allocations != fruitless_at_.load(); }
 
 Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure) {
   const auto done = [&] {
@@ -367,11 +366,12 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
       if (find_again(t, need, Path::moved, found)) return done();
     }
 
-    // A program that lives with refusals does not pay for a collection at each.
     if (attempt == 0 && hooks_.collect_garbage && collection_is_due()) {
+      const std::uint64_t frees_before = bank_->totals().frees;
       hooks_.collect_garbage();
       drain();
       if (find_again(t, need, Path::called_back, found)) return done();
+      if (frees_before == bank_->totals().frees) fruitless_at_.store(bank_->totals().allocations);
       continue;
     }
     if (attempt <= options_.oom_retries && hooks_.out_of_memory && hooks_.out_of_memory(request.size)) {

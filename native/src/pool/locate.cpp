@@ -71,7 +71,7 @@ Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::Stack
   Core* core = nullptr;
   // What the entry says may be history: a larger block can have grown over the page since.
   const bool history =
-      !entry || (entry.tag() == PageMap::Tag::slab ? static_cast<Slab*>(entry.pointer())->retired
+      !entry || (entry.tag() == PageMap::Tag::slab ? static_cast<Slab*>(entry.pointer())->retired.load()
                                                    : static_cast<LargeBlock*>(entry.pointer())->page != address);
   bool in_pool = false;
   if (history)
@@ -107,7 +107,7 @@ Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::Stack
                   "the record of the block at " + hex(address) + " was overwritten in host memory (state word " +
                       hex(word) + "); nothing was freed. A stray host write is the likely cause",
                   nullptr, 0);
-  const Address user = begin + record->front;
+  const Address user = begin + record->front();
   if (core != this)
     return misuse(Errc::wrong_pool,
                   "the block at " + hex(user) + " belongs to pool '" + core->name() + "' (" +
@@ -178,7 +178,7 @@ Errc Core::enclosing(Address address, BlockRef* out, Failure* failure) {
     begin = block->begin;
   }
   if (record == nullptr || !record->is(Magic::live)) return missing();
-  const Address user = begin + record->front;
+  const Address user = begin + record->front();
   if (address < user || address >= user + std::max<Bytes>(record->size, 1)) return missing();
   *out = BlockRef{user, record, BlockRecord::generation_of(record->word.load(std::memory_order_acquire))};
   return Errc::ok;

@@ -53,16 +53,16 @@ inline constexpr std::uint32_t kRawBlock = 1;  // BlockRecord::flags: nobody's o
 
 // One cache line. Memory of this type is never given back while its pool lives, so a stale pointer reads a record, and
 // the generation tells whose.
+// Who lists live blocks reads it while it may be handed out: so every field they read is atomic, and relaxed.
 // Invariant: `word` is generation << 32 | magic; the generation grows by one each time the memory is handed out.
 struct alignas(64) BlockRecord {
   std::atomic<std::uint64_t> word{static_cast<std::uint64_t>(Magic::fresh)};
-  Bytes size = 0;                // requested
-  Heap* home = nullptr;          // of the stream that it was allocated on
+  std::atomic<Bytes> size{0};                // requested
+  std::atomic<Heap*> home{nullptr};          // of the stream that it was allocated on
   order::Ticket ticket = 0;      // slots: the ticket of the last free on the slab's own stream
   std::uintptr_t container = 0;  // Slab* or LargeBlock*, tagged like a page map entry
-  std::uint32_t front : 24 = 0;  // bytes before the user's pointer; at most kMaxAlignment plus guards
-  std::uint32_t flags : 8 = 0;
-  debug::StackId stack = 0;  // allocated at
+  std::atomic<std::uint32_t> layout{0};  // bytes before the user's pointer (24 bits), and flags above
+  std::atomic<debug::StackId> stack{0};  // allocated at
   std::unique_ptr<BlockExtra> extra;
   BlockRecord* link = nullptr;  // in the queue of implicit releases
   // 64 bytes: word, size, home, ticket, container, front + flags + stack, extra, link
@@ -72,6 +72,9 @@ struct alignas(64) BlockRecord {
   }
   static constexpr std::uint32_t generation_of(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
   static constexpr std::uint32_t magic_of(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
+  static constexpr unsigned kFrontBits = 24;
+  std::uint32_t front() const { return layout.load(std::memory_order_relaxed) & ((1u << kFrontBits) - 1); }
+  std::uint32_t flags() const { return layout.load(std::memory_order_relaxed) >> kFrontBits; }
   bool is(Magic magic) const {
     return magic_of(word.load(std::memory_order_acquire)) == static_cast<std::uint32_t>(magic);
   }
@@ -97,7 +100,7 @@ struct Slab {
   std::uint64_t reciprocal = 0;
   std::uint32_t cls = 0;
   bool listed = false;            // in its class's list of slabs with free slots
-  bool retired = false;           // its memory went back to the extents; the records stay for late frees
+  std::atomic<bool> retired{false};           // its memory went back to the extents; the records stay for late frees
   std::uint32_t waiting = 0;      // slots that wait for marks
   std::uint32_t pages = 0;        // page map entries that still point here
   order::Ticket last_ticket = 0;  // largest ticket of a free on the own stream
