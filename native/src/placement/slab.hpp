@@ -14,7 +14,8 @@ struct SlotStack {
   std::uint16_t free_slots[kMaxSlots];
 
   void fill(unsigned count) {
-    slots = static_cast<std::uint16_t>(count);
+    // The same for a slab's whole life: those who list slabs read it without the heap's lock.
+    if (slots != count) slots = static_cast<std::uint16_t>(count);
     free_count = slots;
     // Lowest address on top: neighbours in time are neighbours in memory.
     for (unsigned i = 0; i < count; ++i) free_slots[i] = static_cast<std::uint16_t>(count - 1 - i);

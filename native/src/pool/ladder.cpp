@@ -292,8 +292,8 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
   }
 }
 
-// A program that lives with refusals does not pay for a garbage collection at each: after one that freed nothing here, none
-// is due until something was allocated.
+// A program that lives with refusals does not pay for a garbage collection at each: after one that freed nothing here,
+// none is due until something was allocated.
 bool Core::collection_is_due() const { return bank_->totals().allocations != fruitless_at_.load(); }
 
 Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure) {

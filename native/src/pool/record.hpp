@@ -57,10 +57,10 @@ inline constexpr std::uint32_t kRawBlock = 1;  // BlockRecord::flags: nobody's o
 // Invariant: `word` is generation << 32 | magic; the generation grows by one each time the memory is handed out.
 struct alignas(64) BlockRecord {
   std::atomic<std::uint64_t> word{static_cast<std::uint64_t>(Magic::fresh)};
-  std::atomic<Bytes> size{0};                // requested
-  std::atomic<Heap*> home{nullptr};          // of the stream that it was allocated on
-  order::Ticket ticket = 0;      // slots: the ticket of the last free on the slab's own stream
-  std::uintptr_t container = 0;  // Slab* or LargeBlock*, tagged like a page map entry
+  std::atomic<Bytes> size{0};            // requested
+  std::atomic<Heap*> home{nullptr};      // of the stream that it was allocated on
+  order::Ticket ticket = 0;              // slots: the ticket of the last free on the slab's own stream
+  std::uintptr_t container = 0;          // Slab* or LargeBlock*, tagged like a page map entry
   std::atomic<std::uint32_t> layout{0};  // bytes before the user's pointer (24 bits), and flags above
   std::atomic<debug::StackId> stack{0};  // allocated at
   std::unique_ptr<BlockExtra> extra;
@@ -99,11 +99,11 @@ struct Slab {
   Bytes slot_bytes = 0;
   std::uint64_t reciprocal = 0;
   std::uint32_t cls = 0;
-  bool listed = false;            // in its class's list of slabs with free slots
-  std::atomic<bool> retired{false};           // its memory went back to the extents; the records stay for late frees
-  std::uint32_t waiting = 0;      // slots that wait for marks
-  std::uint32_t pages = 0;        // page map entries that still point here
-  order::Ticket last_ticket = 0;  // largest ticket of a free on the own stream
+  bool listed = false;               // in its class's list of slabs with free slots
+  std::atomic<bool> retired{false};  // its memory went back to the extents; the records stay for late frees
+  std::uint32_t waiting = 0;         // slots that wait for marks
+  std::uint32_t pages = 0;           // page map entries that still point here
+  order::Ticket last_ticket = 0;     // largest ticket of a free on the own stream
   Slab* prev = nullptr;
   Slab* next = nullptr;
   placement::Extent* extent = nullptr;

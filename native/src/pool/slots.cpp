@@ -149,6 +149,7 @@ Slab* Core::spare_slab(unsigned cls) {
   }
   auto fresh = std::make_unique<Slab>();
   const unsigned slots = cls == kZeroClass ? placement::kMaxSlots : placement::slots_of(cls);
+  fresh->stack.slots = static_cast<std::uint16_t>(slots);
   fresh->cls = cls;
   fresh->core = this;
   fresh->slot_bytes = cls == kZeroClass ? kMinAlignment : placement::class_size(cls);
