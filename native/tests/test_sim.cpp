@@ -273,7 +273,9 @@ STREAMPOOL_TEST("queued work on an unmapped address makes the device lost for ev
     CHECK(scene.device->stream_synchronize(s));
     const EventHandle e = scene.event();
     CHECK(scene.device->launch({.stream = s, .accesses = {sim::writes(range, 2 * kMiB + 1)}, .label = "too far"}));
-    CHECK(scene.device->event_record(e, s));
+    // With worker threads the fault may have happened by now, and then this call says so too.
+    const Status recorded = scene.device->event_record(e, s);
+    CHECK(recorded.ok() || recorded.code == Code::lost);
     CHECK(sim::settle());
     const Status status = scene.device->event_query(e);
     CHECK(status.code == Code::lost);
