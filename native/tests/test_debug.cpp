@@ -63,6 +63,7 @@ class FakeDriver final : public driver::Driver {
   Status mem_set_access(Address, Bytes) override { return no(); }
   Status stream_is_capturing(driver::StreamHandle, driver::CaptureState*) override { return no(); }
   Status stream_id(driver::StreamHandle, std::uint64_t*) override { return no(); }
+  Status stream_owner(driver::StreamHandle, std::shared_ptr<driver::Driver>*) override { return no(); }
   Status stream_create(driver::StreamHandle*) override { return no(); }
   Status stream_destroy(driver::StreamHandle) override { return no(); }
   Status stream_wait_event(driver::StreamHandle, driver::EventHandle) override { return no(); }

@@ -66,7 +66,7 @@ std::string describe(const Status& status);
 #define STREAMPOOL_DRIVER_CALLS(X) \
   X(mem_alloc) X(mem_free) X(mem_alloc_host) X(mem_free_host) X(mem_alloc_managed) X(mem_free_managed) \
   X(mem_info) X(address_reserve) X(address_free) X(mem_create) X(mem_release) X(mem_map) X(mem_unmap) \
-  X(mem_set_access) X(stream_is_capturing) X(stream_id) X(stream_is_ours) X(stream_create) X(stream_destroy) \
+  X(mem_set_access) X(stream_is_capturing) X(stream_id) X(stream_owner) X(stream_create) X(stream_destroy) \
   X(stream_wait_event) X(stream_query) X(stream_synchronize) X(event_create) X(event_destroy) X(event_record) \
   X(event_query) X(event_synchronize) X(context_event_record) X(fill) X(copy) X(pattern_fill) \
   X(pattern_verify) X(launch)
@@ -151,8 +151,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   // capture.
   virtual Status stream_is_capturing(StreamHandle stream, CaptureState* out) = 0;
   virtual Status stream_id(StreamHandle stream, std::uint64_t* out) = 0;
-  // Whether the stream belongs to this device. Asked once for each stream that is new to a pool.
-  virtual Status stream_is_ours(StreamHandle, bool* out) { return *out = true, Status{}; }
+  // The driver of the context that the stream lives in: this one, another device's, or null for a context that is no
+  // device's primary one. Asked once for each stream that is new to a pool.
+  virtual Status stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) = 0;
   virtual Status stream_create(StreamHandle* out) = 0;  // non-blocking: waits for nobody, nobody waits for it
   virtual Status stream_destroy(StreamHandle stream) = 0;
   virtual Status stream_wait_event(StreamHandle stream, EventHandle event) = 0;

@@ -1,11 +1,15 @@
 #include "fences.hpp"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 namespace streampool::order {
 namespace {
 
 // More pooled events than this go back to the driver.
 constexpr std::size_t kMaxPooledEvents = 256;
-// More context events than this are not useful: each covers all that came before it.
+// More context events than this in one context are not useful: each covers all that came before it.
 constexpr std::size_t kMaxContextFences = 4;
 
 }  // namespace
@@ -19,27 +23,30 @@ void break_r1(bool on) { g_broken.store(on); }
 #endif
 
 Fences::~Fences() {
-  for (std::uintptr_t event : pooled_) events_.destroy(event);
+  for (std::uintptr_t event : pooled_) own_.destroy(event);
 }
 
-bool Fences::take_event(std::uintptr_t* event) {
-  pool_lock_.lock();
-  if (!pooled_.empty()) {
-    *event = pooled_.back();
-    pooled_.pop_back();
-    pool_lock_.unlock();
-    return true;
+bool Fences::take_event(Events& events, std::uintptr_t* event) {
+  if (&events == &own_) {
+    const std::lock_guard lock(pool_lock_);
+    if (!pooled_.empty()) {
+      *event = pooled_.back();
+      pooled_.pop_back();
+      return true;
+    }
   }
-  pool_lock_.unlock();
-  return events_.create(event);
+  return events.create(event);
 }
 
-void Fences::recycle(std::uintptr_t event) {
-  pool_lock_.lock();
-  const bool keep = pooled_.size() < kMaxPooledEvents;
-  if (keep) pooled_.push_back(event);
-  pool_lock_.unlock();
-  if (!keep) events_.destroy(event);
+void Fences::recycle(Events& events, std::uintptr_t event) {
+  if (&events == &own_) {
+    const std::lock_guard lock(pool_lock_);
+    if (pooled_.size() < kMaxPooledEvents) {
+      pooled_.push_back(event);
+      return;
+    }
+  }
+  events.destroy(event);
 }
 
 bool Fences::record(StreamState& s, std::uintptr_t handle, Ticket exact) {
@@ -51,10 +58,11 @@ bool Fences::record(StreamState& s, std::uintptr_t handle, Ticket exact) {
   const std::uint32_t frees = s.unfenced_frees.load(std::memory_order_relaxed);
   const std::uint64_t bytes = s.unfenced_bytes.load(std::memory_order_relaxed);
 
+  Events& events = events_of(s);
   std::uintptr_t event = 0;
-  if (!take_event(&event) || !events_.record(event, handle)) {
+  if (!take_event(events, &event) || !events.record(event, handle)) {
     // An event that was never recorded, or only in a capture, queries as done: it must not come back.
-    if (event != 0) events_.destroy(event);
+    if (event != 0) events.destroy(event);
     counts_.record_failed.fetch_add(1, std::memory_order_relaxed);
     s.owed.store(true, std::memory_order_relaxed);
     return false;
@@ -82,12 +90,13 @@ bool Fences::record(StreamState& s, std::uintptr_t handle, Ticket exact) {
   s.fence_lock.unlock();
   if (dropped != 0) {
     counts_.thinned.fetch_add(1, std::memory_order_relaxed);
-    recycle(dropped);
+    recycle(events, dropped);
   }
   return true;
 }
 
 void Fences::poll(StreamState& s) {
+  Events& events = events_of(s);
   for (;;) {
     s.fence_lock.lock();
     if (s.fences.empty() || s.fences.front().polled) {
@@ -99,7 +108,7 @@ void Fences::poll(StreamState& s) {
     s.fence_lock.unlock();
 
     counts_.polled.fetch_add(1, std::memory_order_relaxed);
-    const bool done = events_.done(event) || broken();
+    const bool done = events.done(event) || broken();
 
     s.fence_lock.lock();
     // The polled fence is never removed by others, but an older one may have been put in front of it meanwhile.
@@ -112,21 +121,21 @@ void Fences::poll(StreamState& s) {
     s.raise_completed(it->covers);
     s.fences.erase(it);
     s.fence_lock.unlock();
-    recycle(event);
+    recycle(events, event);
   }
 }
 
 void Fences::retire(StreamState& s) {
-  std::vector<std::uintptr_t> events;
+  std::vector<std::uintptr_t> done;
   s.fence_lock.lock();
   const Ticket completed = s.completed.load(std::memory_order_acquire);
   std::erase_if(s.fences, [&](const Fence& f) {
     if (f.polled || f.covers > completed) return false;
-    events.push_back(f.event);
+    done.push_back(f.event);
     return true;
   });
   s.fence_lock.unlock();
-  for (std::uintptr_t event : events) recycle(event);
+  for (std::uintptr_t event : done) recycle(events_of(s), event);
 }
 
 bool Fences::can_wait(StreamState& t, const Mark& mark) {
@@ -153,7 +162,7 @@ bool Fences::wait(StreamState& t, std::uintptr_t t_handle, const Mark& mark) {
   s.fence_lock.unlock();
   if (event == 0) return complete(mark);
 
-  const bool ok = events_.wait(t_handle, event);
+  const bool ok = events_of(t).wait(t_handle, event);
 
   s.fence_lock.lock();
   for (Fence& f : s.fences)
@@ -167,59 +176,84 @@ bool Fences::wait(StreamState& t, std::uintptr_t t_handle, const Mark& mark) {
 }
 
 bool Fences::record_context(const std::vector<StreamState*>& streams) {
-  ContextFence fence;
-  fence.covers.reserve(streams.size());
+  std::vector<std::pair<Events*, std::vector<Mark>>> contexts;
   for (StreamState* s : streams) {
     const Ticket issued = s->issued.load(std::memory_order_acquire);
-    if (issued > s->completed.load(std::memory_order_acquire)) fence.covers.push_back({s, issued});
+    if (issued <= s->completed.load(std::memory_order_acquire)) continue;
+    Events* events = &events_of(*s);
+    auto at = std::find_if(contexts.begin(), contexts.end(), [&](const auto& c) { return c.first == events; });
+    if (at == contexts.end()) at = contexts.insert(at, {events, {}});
+    at->second.push_back({s, issued});
   }
-  if (fence.covers.empty()) return true;
-  if (!take_event(&fence.event) || !events_.record_context(fence.event)) {
-    if (fence.event != 0) events_.destroy(fence.event);
+  bool all = true;
+  for (auto& [events, covers] : contexts) all = record_context(*events, std::move(covers)) && all;
+  return all;
+}
+
+bool Fences::record_context(Events& events, std::vector<Mark> covers) {
+  ContextFence fence{&events, 0, std::move(covers)};
+  if (!take_event(events, &fence.event) || !events.record_context(fence.event)) {
+    if (fence.event != 0) events.destroy(fence.event);
     counts_.record_failed.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
   counts_.context_events.fetch_add(1, std::memory_order_relaxed);
   std::uintptr_t dropped = 0;
   context_lock_.lock();
-  if (context_.size() >= kMaxContextFences && !context_.back().polled) {
-    dropped = context_.back().event;
-    context_.pop_back();
+  const auto of_this = [&events](const ContextFence& f) { return f.events == &events; };
+  if (static_cast<std::size_t>(std::count_if(context_.begin(), context_.end(), of_this)) >= kMaxContextFences) {
+    const auto newest = std::find_if(context_.rbegin(), context_.rend(), of_this);
+    if (!newest->polled) {
+      dropped = newest->event;
+      context_.erase(std::next(newest).base());
+    }
   }
   context_.push_back(std::move(fence));
   context_lock_.unlock();
-  if (dropped != 0) recycle(dropped);
+  if (dropped != 0) recycle(events, dropped);
   return true;
 }
 
 void Fences::poll_context() {
+  // Each context's oldest first, and none behind a stuck one of another context.
+  std::vector<Events*> stuck;
   for (;;) {
     context_lock_.lock();
-    if (context_.empty() || context_.front().polled) {
+    const auto next = std::find_if(context_.begin(), context_.end(), [&stuck](const ContextFence& f) {
+      return std::find(stuck.begin(), stuck.end(), f.events) == stuck.end();
+    });
+    if (next == context_.end()) {
       context_lock_.unlock();
       return;
     }
-    context_.front().polled = true;
-    const std::uintptr_t event = context_.front().event;
+    Events& events = *next->events;
+    if (next->polled) {
+      context_lock_.unlock();
+      stuck.push_back(&events);
+      continue;
+    }
+    next->polled = true;
+    const std::uintptr_t event = next->event;
     context_lock_.unlock();
 
     counts_.polled.fetch_add(1, std::memory_order_relaxed);
-    const bool done = events_.done(event);
+    const bool done = events.done(event);
 
     context_lock_.lock();
     // A polled fence is never removed by others.
-    const auto it =
-        std::find_if(context_.begin(), context_.end(), [event](const ContextFence& f) { return f.event == event; });
+    const auto it = std::find_if(context_.begin(), context_.end(),
+                                 [&](const ContextFence& f) { return f.events == &events && f.event == event; });
     if (!done) {
       it->polled = false;
       context_lock_.unlock();
-      return;
+      stuck.push_back(&events);
+      continue;
     }
     const std::vector<Mark> covers = std::move(it->covers);
     context_.erase(it);
     context_lock_.unlock();
     for (const Mark& mark : covers) mark.stream->raise_completed(mark.ticket);
-    recycle(event);
+    recycle(events, event);
   }
 }
 
@@ -231,27 +265,28 @@ bool Fences::context_pending() {
 }
 
 void Fences::clear(const std::vector<StreamState*>& streams) {
-  std::vector<std::uintptr_t> all;
+  std::vector<std::pair<Events*, std::uintptr_t>> all;
+  // One that is being polled stays with its poller.
   for (StreamState* s : streams) {
-    s->fence_lock.lock();
-    // One that is being polled stays with its poller.
-    std::erase_if(s->fences, [&all](const Fence& f) {
-      if (!f.polled) all.push_back(f.event);
+    const std::lock_guard lock(s->fence_lock);
+    std::erase_if(s->fences, [&](const Fence& f) {
+      if (!f.polled) all.emplace_back(&events_of(*s), f.event);
       return !f.polled;
     });
-    s->fence_lock.unlock();
   }
-  context_lock_.lock();
-  std::erase_if(context_, [&all](const ContextFence& f) {
-    if (!f.polled) all.push_back(f.event);
-    return !f.polled;
-  });
-  context_lock_.unlock();
-  pool_lock_.lock();
-  all.insert(all.end(), pooled_.begin(), pooled_.end());
-  pooled_.clear();
-  pool_lock_.unlock();
-  for (std::uintptr_t event : all) events_.destroy(event);
+  {
+    const std::lock_guard lock(context_lock_);
+    std::erase_if(context_, [&all](const ContextFence& f) {
+      if (!f.polled) all.emplace_back(f.events, f.event);
+      return !f.polled;
+    });
+  }
+  {
+    const std::lock_guard lock(pool_lock_);
+    for (std::uintptr_t event : pooled_) all.emplace_back(&own_, event);
+    pooled_.clear();
+  }
+  for (const auto& [events, event] : all) events->destroy(event);
 }
 
 }  // namespace streampool::order

@@ -9,7 +9,7 @@
 
 namespace streampool::order {
 
-// The few driver calls that ordering needs. Implementations count and never block.
+// The few driver calls that ordering needs, in one context. Implementations count and never block.
 class Events {
  public:
   virtual ~Events() = default;
@@ -27,10 +27,11 @@ struct FenceCounts {
   std::atomic<std::uint64_t> recorded{0}, record_failed{0}, polled{0}, waits{0}, context_events{0}, thinned{0};
 };
 
-// The fences of one pool. Thread-safe; makes every driver call without holding a lock.
+// The fences of one pool. Thread-safe; makes every driver call without holding a lock. Streams of a peer's context are
+// fenced through their own `Events`, whose events are not pooled.
 class Fences {
  public:
-  explicit Fences(Events& events) : events_(events) {}
+  explicit Fences(Events& own) : own_(own) {}
   ~Fences();
   Fences(const Fences&) = delete;
   Fences& operator=(const Fences&) = delete;
@@ -49,7 +50,8 @@ class Fences {
   bool can_wait(StreamState& t, const Mark& mark);
   bool wait(StreamState& t, std::uintptr_t t_handle, const Mark& mark);
 
-  // A context event that covers all that was issued on these streams; polled by poll_context().
+  // Context events, one a context, that cover all that was issued on these streams; polled by poll_context(). True: all
+  // that were needed were made.
   bool record_context(const std::vector<StreamState*>& streams);
   void poll_context();
   bool context_pending();
@@ -63,16 +65,20 @@ class Fences {
   static constexpr std::size_t kMaxFences = 32;
 
  private:
-  bool take_event(std::uintptr_t* event);
-  void recycle(std::uintptr_t event);
+  bool take_event(Events& events, std::uintptr_t* event);
+  void recycle(Events& events, std::uintptr_t event);
+  Events& events_of(const StreamState& s) const { return s.events != nullptr ? *s.events : own_; }
 
   struct ContextFence {
+    Events* events = nullptr;
     std::uintptr_t event = 0;
     std::vector<Mark> covers;
     bool polled = false;
   };
 
-  Events& events_;
+  bool record_context(Events& events, std::vector<Mark> covers);
+
+  Events& own_;
   SpinLock pool_lock_;
   std::vector<std::uintptr_t> pooled_;
   SpinLock context_lock_;

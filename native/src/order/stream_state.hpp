@@ -21,6 +21,7 @@ namespace streampool::order {
 using Ticket = std::uint64_t;
 
 struct StreamState;
+class Events;
 
 // "Work in `stream` up to `ticket` may still touch this."
 struct Mark {
@@ -50,6 +51,7 @@ struct StreamState {
   std::uintptr_t handle = 0;  // only meaningful when lasting
   bool lasting = false;       // may be fenced by others, for polling (R6)
   bool legacy = false;
+  Events* events = nullptr;  // of the context it lives in, a peer's; null: the pool's own
 
   // Guards what follows; short, never held over a driver call.
   SpinLock fence_lock;

@@ -11,16 +11,7 @@ using placement::PageMap;
 Errc Core::enter(Failure* failure) const {
   if (closed())
     return failure->set(Errc::closed, "pool '" + name_ + "' on " + std::string(driver_->name()) + " is closed");
-  switch (driver::ending()) {
-    case driver::Ending::no: return Errc::ok;
-    case driver::Ending::forked:
-      return failure->set(Errc::forked,
-                          "a pool cannot be used in a forked child: CUDA does not survive a fork. Start processes with "
-                          "multiprocessing.get_context('spawn')");
-    case driver::Ending::exiting:
-      return failure->set(Errc::exiting, "the process is exiting: no more memory is handed out");
-  }
-  return Errc::ok;
+  return refuse_when_ending(failure);
 }
 
 Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const {
@@ -84,18 +75,29 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
     *out = Named(static_cast<Heap*>(cache.heap), handle, false);
     return Errc::ok;
   }
+  const Errc errc = name_any(handle, out, failure);
+  if (errc != Errc::ok || out->stream().events == nullptr) return errc;
+  return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " +
+                                        std::string(driver_->name()) +
+                                        ": memory is allocated and freed on streams of its own device. A peer's stream "
+                                        "that uses a block is declared with record_stream");
+}
+
+Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
+  handle = canonical(handle);
   const std::uint64_t epoch = streams_.epoch();  // before: what is found may be forgotten meanwhile
   const Errc errc = streams_.name(handle, out, failure);
   if (errc != Errc::ok) return errc;
-  if (out->stream().lasting) {
-    counters();  // makes the cache this pool's
-    cache.handle = handle;
-    cache.epoch = epoch;
-    cache.heap = out->heap();
-  } else {
+  if (!out->stream().lasting) {
     fence_owed(*out);
     // Streams that come and go leave their entries behind until somebody looks.
     if (streams_.known() >= sweep_at_.load(std::memory_order_relaxed)) sweep_streams();
+  } else if (out->stream().events == nullptr) {
+    counters();  // makes the cache this pool's
+    ThreadCache& cache = thread_cache();
+    cache.handle = handle;
+    cache.epoch = epoch;
+    cache.heap = out->heap();
   }
   return Errc::ok;
 }

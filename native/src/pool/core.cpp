@@ -107,21 +107,15 @@ Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, 
       options_(options),
       uid_(g_next_uid.fetch_add(1)),
       streams_(*driver_),
-      fences_(*this) {
+      events_(*driver_, &lost_),
+      fences_(events_) {
   debug::Host& host = *this;
   if (options_.debug.enabled()) debugger_ = std::make_unique<debug::Debugger>(*driver_, kind_, options_.debug, host);
 }
 
 std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name,
                                    const Options& options, Failure* failure) {
-  if (driver::ending() != driver::Ending::no) {
-    failure->set(driver::ending() == driver::Ending::forked ? Errc::forked : Errc::exiting,
-                 driver::ending() == driver::Ending::forked
-                     ? "no pool can be made in a forked child: CUDA does not survive a fork. Start processes with "
-                       "multiprocessing.get_context('spawn')"
-                     : "the process is exiting: no pool can be made");
-    return nullptr;
-  }
+  if (refuse_when_ending(failure) != Errc::ok) return nullptr;
   if (kind == Kind::managed && !driver->capabilities().managed_memory) {
     failure->set(Errc::driver,
                  "device " + std::string(driver->name()) + " has no managed memory; use kind='device' or 'pinned'");
@@ -308,14 +302,12 @@ void Core::close() {
 // The last free of a closed pool waits for nothing; what is not done then goes back when somebody looks again.
 void Core::let_go(double timeout) {
   const double deadline = driver_->now() + timeout;
-  double pause = 20e-6;
+  Patience patience{.deadline = deadline};
   for (int look = 0; !settled(); ++look) {
     // A context event for what no stream fences any more, and a few looks at it before time passes.
     recover();
     if (look < kFinalLooks) continue;
-    if (lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) break;
-    driver_->pause(pause);
-    pause = std::min(pause * 2, 2e-3);
+    if (rest(patience) != Rest::waited) break;
   }
   retire_idle_slabs();
   promote();

@@ -28,6 +28,7 @@
 #include "../order/fences.hpp"
 #include "../placement/page_map.hpp"
 #include "errors.hpp"
+#include "events.hpp"
 #include "heap.hpp"
 #include "options.hpp"
 #include "record.hpp"
@@ -108,7 +109,7 @@ struct Hooks {
   std::function<bool(Bytes)> out_of_memory;  // true: something was freed, try again
 };
 
-class Core final : public std::enable_shared_from_this<Core>, private debug::Host, private order::Events {
+class Core final : public std::enable_shared_from_this<Core>, private debug::Host {
  public:
   static std::shared_ptr<Core> create(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name,
                                       const Options& options, Failure* failure);
@@ -192,7 +193,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // alloc.cpp
   Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;
   Errc enter(Failure* failure) const;
+  // The stream of an allocation or a free, which must be one of the pool's device; a declared use may be a peer's.
   Errc name_stream(driver::StreamHandle handle, Named* out, Failure* failure);
+  Errc name_any(driver::StreamHandle handle, Named* out, Failure* failure);
   BlockRef hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found);
   bool find_own(Named& t, const Need& need, Found* found);
   bool take_slot(Heap& t, const Need& need, Found* found);
@@ -228,6 +231,14 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason,
                      const driver::Status& status, Failure* failure);
   enum class Waited : std::uint8_t { found, nothing, interrupted };
+  // Between two looks of a bounded wait: lets time pass, more each time. Not without use once the device is lost.
+  struct Patience {
+    double deadline = 0;
+    double pause = 20e-6;
+    double next_interrupt_check = 0;
+  };
+  enum class Rest : std::uint8_t { waited, over, interrupted };
+  Rest rest(Patience& patience);
   Grown grow_for(Named& t, const Need& need, bool beside, driver::Status* status);
   Waited wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found);
 
@@ -248,7 +259,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
   order::MarkSet make_marks(const BlockRecord& record, const Held& held, Heap& by, order::Ticket* ticket);
   bool free_own_slot(BlockRecord& record, Heap& by, order::Ticket* ticket);
-  bool push_own_slot(BlockRecord& record, Slab* slab, Heap& by, order::Ticket* ticket);
+  void push_own_slot(BlockRecord& record, Slab* slab, Heap& by, order::Ticket* ticket);
+  bool take_if_surplus(Heap& heap, Slab* slab);
   void settle(BlockRecord* record, const order::MarkSet& marks);
   void settle_slot(Slab* slab, unsigned slot, order::MarkSet marks);
   void settle_extent(LargeBlock* block, order::MarkSet marks);
@@ -293,14 +305,6 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void mark_streams(double deadline);
   void for_each_live(const std::function<void(BlockRecord&)>& function);
 
-  // order::Events, through the driver (events.cpp)
-  bool noted(const driver::Status& status);
-  bool create(std::uintptr_t* event) override;
-  void destroy(std::uintptr_t event) override;
-  bool record(std::uintptr_t event, std::uintptr_t stream) override;
-  bool record_context(std::uintptr_t event) override;
-  bool done(std::uintptr_t event) override;
-  bool wait(std::uintptr_t stream, std::uintptr_t event) override;
   // debug::Host
   bool work_done(void* cookie) override;
   void give_back(void* cookie) override;
@@ -320,6 +324,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool buried_ = false;            // nobody holds it any more: no wait, no callback, no thread of its own
 
   StreamTable streams_;
+  DriverEvents events_;
   order::Fences fences_;
   std::shared_ptr<observe::CounterBank> bank_ = std::make_shared<observe::CounterBank>();
 

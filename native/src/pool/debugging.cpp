@@ -18,16 +18,14 @@ void Core::mark_streams(double deadline) {
     heap.stream.lock.unlock();
     stranded = stranded || !heap.stream.lasting || (heap.stream.legacy && !options_.legacy_fences);
   });
-  double pause = 20e-6;
+  Patience patience{.deadline = deadline};
   for (;;) {
     // Again when an older one, which covers less, was still pending.
     if (stranded) recover();
     poll_all(true);
     bool open = false;
     streams_.for_each([&](Heap& heap) { open = open || !heap.stream.idle(); });
-    if (!open || lost_.load() || driver_->now() >= deadline || (hooks_.interrupted && hooks_.interrupted())) return;
-    driver_->pause(std::min(pause, std::max(0.0, deadline - driver_->now())));
-    pause = std::min(pause * 2, 2e-3);
+    if (!open || rest(patience) != Rest::waited) return;
   }
 }
 

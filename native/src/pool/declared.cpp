@@ -26,7 +26,7 @@ Errc Core::record_stream(const BlockRef& block, driver::StreamHandle stream, Fai
   Errc errc = enter(failure);
   if (errc != Errc::ok && errc != Errc::closed) return errc;  // blocks outlive their pool
   Named named;
-  errc = name_stream(stream, &named, failure);
+  errc = name_any(stream, &named, failure);
   if (errc != Errc::ok) return errc;
   BlockRecord& record = *block.record;
   std::lock_guard lock(extra_lock(&record));

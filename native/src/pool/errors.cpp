@@ -25,6 +25,20 @@ std::string_view oom_reason_word(OomReason reason) {
   return "?";
 }
 
+Errc refuse_when_ending(Failure* failure) {
+  switch (driver::ending()) {
+    case driver::Ending::no: return Errc::ok;
+    case driver::Ending::forked:
+      return failure->set(
+          Errc::forked,
+          "no pool can be made or used in a forked child: CUDA does not survive a fork. Start processes "
+          "with multiprocessing.get_context('spawn')");
+    case driver::Ending::exiting:
+      return failure->set(Errc::exiting, "the process is exiting: no pool can be made or used any more");
+  }
+  return Errc::ok;
+}
+
 std::string hex(Address address) {
   char text[24];
   std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));

@@ -65,6 +65,9 @@ struct Failure {
   }
 };
 
+// Not ok in a forked child and while the process exits (R22): then nothing but a free, which is ignored, may be called.
+Errc refuse_when_ending(Failure* failure);
+
 std::string hex(Address address);
 std::string format_bytes(Bytes bytes);
 // The text of an out-of-memory error; never truncated.

@@ -167,26 +167,31 @@ bool Core::free_own_slot(BlockRecord& record, Heap& by, Ticket* ticket) {
   bool retire = false;
   {
     std::lock_guard lock(by.stream.lock);
-    // One empty slab a class stays, so that a pair at the edge does not cut and give back each time.
-    if (push_own_slot(record, slab, by, ticket)) {
-      unlist_slab(by, slab);
-      --by.slab_count;
-      retire = true;
-    }
+    push_own_slot(record, slab, by, ticket);
+    retire = take_if_surplus(by, slab);
   }
   if (retire) retire_slab(slab);
   return true;
 }
 
-// Under the heap's lock. True: the slab is empty, and not the only one of its class.
-bool Core::push_own_slot(BlockRecord& record, Slab* slab, Heap& by, Ticket* ticket) {
+// Under the heap's lock.
+void Core::push_own_slot(BlockRecord& record, Slab* slab, Heap& by, Ticket* ticket) {
   *ticket = by.stream.take_ticket();
   record.ticket = *ticket;
   slab->last_ticket = *ticket;
   slab->stack.push(slab->number_of(&record));
   if (!slab->listed) list_slab(by, slab);
-  return slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass &&
-         (slab->prev != nullptr || slab->next != nullptr);
+}
+
+// Under the heap's lock. True: the slab is empty and was taken out of its list, to be retired once the lock is free.
+// One empty slab a class stays, so that a pair at the edge does not cut and give back each time.
+bool Core::take_if_surplus(Heap& heap, Slab* slab) {
+  if (!slab->stack.all_free() || slab->waiting != 0 || slab->cls == kZeroClass ||
+      (slab->prev == nullptr && slab->next == nullptr))
+    return false;
+  unlist_slab(heap, slab);
+  --heap.slab_count;
+  return true;
 }
 
 // The slab is nobody's any more: unlisted, all slots free. Its memory keeps the marks of its last life.
@@ -265,12 +270,7 @@ void Core::settle_slot(Slab* slab, unsigned slot, MarkSet marks) {
       slab->last_ticket = std::max(slab->last_ticket, record.ticket);
       slab->stack.push(slot);
       if (!slab->listed) list_slab(heap, slab);
-      if (slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass &&
-          (slab->prev != nullptr || slab->next != nullptr)) {
-        unlist_slab(heap, slab);
-        --heap.slab_count;
-        retire = true;
-      }
+      retire = take_if_surplus(heap, slab);
     } else {
       ++slab->waiting;
       heap.classes[slab->cls].waiting.push_back({slab, slot, std::move(marks)});

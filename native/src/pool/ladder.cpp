@@ -254,11 +254,22 @@ Core::Grown Core::grow_for(Named& t, const Need& need, bool beside, driver::Stat
   return grow(t.heap(), placement::slab_size(need.cls), placement::kSlabUnit, need.strict, beside, status);
 }
 
+Core::Rest Core::rest(Patience& patience) {
+  constexpr double kLongestPause = 2e-3, kInterruptCheck = 0.05;
+  const double now = driver_->now();
+  if (lost_.load() || now >= patience.deadline) return Rest::over;
+  if (now >= patience.next_interrupt_check) {
+    if (hooks_.interrupted && hooks_.interrupted()) return Rest::interrupted;
+    patience.next_interrupt_check = now + kInterruptCheck;
+  }
+  driver_->pause(std::min(patience.pause, patience.deadline - now));
+  patience.pause = std::min(patience.pause * 2, kLongestPause);
+  return Rest::waited;
+}
+
 // The bounded wait on the host: polls, lets time pass, and searches after whatever became complete.
 Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found) {
-  constexpr double kFirstPause = 20e-6, kLongestPause = 2e-3;
-  double pause = kFirstPause;
-  double next_interrupt_check = driver_->now();
+  Patience patience{.deadline = deadline};
   bool waited = false;
   for (;;) {
     drain(false);  // what other threads released meanwhile
@@ -278,17 +289,15 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
     }
     const bool more =
         pending_bytes() != 0 || (quarantine && debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0);
-    const double now = driver_->now();
-    if (!more || lost_.load() || now >= deadline) return Waited::nothing;
-    if (now >= next_interrupt_check) {
-      if (hooks_.interrupted && hooks_.interrupted()) return Waited::interrupted;
-      next_interrupt_check = now + 0.05;
+    if (!more) return Waited::nothing;
+    recover();
+    switch (rest(patience)) {
+      case Rest::over: return Waited::nothing;
+      case Rest::interrupted: return Waited::interrupted;
+      case Rest::waited: break;
     }
     if (!waited) host_waits_.fetch_add(1, std::memory_order_relaxed);
     waited = true;
-    recover();
-    driver_->pause(std::min(pause, deadline - now));
-    pause = std::min(pause * 2, kLongestPause);
   }
 }
 

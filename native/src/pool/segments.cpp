@@ -109,7 +109,7 @@ Core::Grown Core::grow_mapped(Heap* t, Bytes bytes, Bytes alignment, bool strict
       handles.clear();
     }
   }
-  if (!noted(*status)) {
+  if (!events_.noted(*status)) {
     undo();
     uncharge(size);
     return status->code == Code::out_of_memory ? Grown::refused : Grown::failed;
@@ -202,7 +202,7 @@ Core::Grown Core::grow_piece(Bytes bytes, Bytes alignment, Status* status) {
     *status = debugger_->on_new_memory(begin, size);
     if (!status->ok()) driver_->mem_free(kind_, begin);
   }
-  if (!noted(*status)) {
+  if (!events_.noted(*status)) {
     uncharge(size);
     return status->code == Code::out_of_memory ? Grown::refused : Grown::failed;
   }

@@ -9,7 +9,7 @@ using driver::StreamHandle;
 
 StreamTable::StreamTable(driver::Driver& driver) : driver_(driver) {}
 
-Heap* StreamTable::find_or_make(std::uint64_t id, bool count) {
+Heap* StreamTable::find_or_make(std::uint64_t id, bool count, order::Events* events) {
   std::lock_guard lock(mutex_);
   Heap*& entry = by_id_[id];
   if (entry == nullptr) {
@@ -24,6 +24,7 @@ Heap* StreamTable::find_or_make(std::uint64_t id, bool count) {
     entry->stream.lasting = false;
     entry->stream.legacy = false;
     entry->stream.handle = 0;
+    entry->stream.events = events;
     entry->known = true;
     known_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -37,6 +38,13 @@ Heap* StreamTable::find(std::uint64_t id, bool count) {
   if (it == by_id_.end()) return nullptr;
   if (count) it->second->users.fetch_add(1, std::memory_order_acquire);
   return it->second;
+}
+
+order::Events* StreamTable::events_of(std::shared_ptr<driver::Driver> peer) {
+  std::lock_guard lock(mutex_);
+  for (const auto& known : peers_)
+    if (&known->driver() == peer.get()) return known.get();
+  return peers_.emplace_back(std::make_unique<DriverEvents>(std::move(peer))).get();
 }
 
 Errc StreamTable::refuse(StreamHandle handle, const driver::Status& status, Failure* failure) const {
@@ -135,15 +143,14 @@ Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failu
   }
   Heap* heap = find(id, true);
   if (heap == nullptr) {
-    bool ours = true;
-    status = driver_.stream_is_ours(handle, &ours);
+    std::shared_ptr<driver::Driver> owner;
+    status = driver_.stream_owner(handle, &owner);
     if (!status.ok()) return refuse(handle, status, failure);
-    if (!ours)
-      return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " +
-                                            std::string(driver_.name()) +
-                                            ". For work of a peer device record an event there and give it to "
-                                            "record_event");
-    heap = find_or_make(id, true);
+    if (owner == nullptr)
+      return failure->set(Errc::stream, "stream " + hex(handle) +
+                                            " belongs to a context that is not the primary one of its device. For its "
+                                            "work record an event there and give it to record_event");
+    heap = find_or_make(id, true, owner.get() == &driver_ ? nullptr : events_of(std::move(owner)));
   }
   *out = Named(heap, handle, true);
   return Errc::ok;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -12,6 +13,7 @@
 
 #include "../driver/driver.hpp"
 #include "errors.hpp"
+#include "events.hpp"
 #include "heap.hpp"
 
 namespace streampool::pool {
@@ -82,7 +84,8 @@ class StreamTable {
   std::uint64_t lookups() const { return lookups_.load(std::memory_order_relaxed); }
 
  private:
-  Heap* find_or_make(std::uint64_t id, bool count);
+  Heap* find_or_make(std::uint64_t id, bool count, order::Events* events = nullptr);
+  order::Events* events_of(std::shared_ptr<driver::Driver> peer);
   Heap* find(std::uint64_t id, bool count);
   Errc identify(driver::StreamHandle handle, bool promised, Named* out, Failure* failure);
   void note_capture(driver::StreamHandle handle, bool capturing);
@@ -92,6 +95,7 @@ class StreamTable {
   std::mutex mutex_;  // guards the maps; never held over a driver call
   std::unordered_map<std::uint64_t, Heap*> by_id_;
   std::unordered_map<driver::StreamHandle, Heap*> lasting_;
+  std::vector<std::unique_ptr<DriverEvents>> peers_;  // one for each peer whose streams were recorded
   std::deque<Heap> store_;
   std::vector<Heap*> spare_;
   std::shared_mutex gate_;

@@ -163,6 +163,11 @@ cuda::Result cuCtxPopCurrent(cuda::Context* out) {
   return cuda::kSuccess;
 }
 
+cuda::Result cuCtxGetDevice(cuda::Device* out) {
+  *out = 0;
+  return fails("cuCtxGetDevice");
+}
+
 cuda::Result cuCtxGetId(cuda::Context, unsigned long long* out) {
   *out = stub_state.generation;
   return fails("cuCtxGetId");

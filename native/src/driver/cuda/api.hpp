@@ -86,6 +86,7 @@ static_assert(sizeof(MemAccessDesc) == 12);
   X(cuCtxGetCurrent, 4000, required, (Context*))                                                                       \
   X(cuCtxPushCurrent, 4000, required, (Context))                                                                       \
   X(cuCtxPopCurrent, 4000, required, (Context*))                                                                       \
+  X(cuCtxGetDevice, 2000, required, (Device*))                                                                         \
   X(cuCtxGetId, 12000, required, (Context, unsigned long long*))                                                       \
   X(cuCtxRecordEvent, 12050, optional, (Context, Event))                                                               \
   X(cuThreadExchangeStreamCaptureMode, 10010, required, (int*))                                                        \

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "errors.hpp"
+#include "open.hpp"
 
 namespace streampool::driver::cuda {
 namespace {
@@ -20,6 +21,14 @@ constexpr Bytes address_chunk(Bytes total) { return round_up(total + total / 2, 
 // 0 would mean the legacy stream too, but the name that stays right in every variant of the interface is 1.
 Stream to_stream(StreamHandle handle) {
   return reinterpret_cast<Stream>(handle == kDefaultStream ? kLegacyStream : handle);
+}
+
+// Why a device could not be opened.
+void explain(Result result, const std::string& what, OpenError* kind, std::string* error) {
+  if (kind) *kind = OpenError::broken;
+  if (!error) return;
+  *error = what + " gave " + error_name(result) + " (" + std::to_string(result) + "): " + error_text(result) + ".";
+  if (*error_advice(result)) *error += std::string(" ") + error_advice(result);
 }
 
 Event to_event(EventHandle handle) { return reinterpret_cast<Event>(handle); }
@@ -40,18 +49,14 @@ CudaDriver::CudaDriver(const Library& library, int ordinal)
   if (const std::string text = kernel_driver_version(); !text.empty()) version_ += ", driver " + text;
 }
 
-std::shared_ptr<CudaDriver> CudaDriver::create(const Library& library, int ordinal, OpenError* kind,
+std::shared_ptr<CudaDriver> CudaDriver::create(const Library& library, int ordinal, bool kernels, OpenError* kind,
                                                std::string* error) {
   const Api& api = library.api;
   std::shared_ptr<CudaDriver> made(new CudaDriver(library, ordinal));
   CudaDriver& self = *made;
   Session& session = self.session_;
   const auto failed = [&](Result result, const std::string& what) {
-    if (kind) *kind = OpenError::broken;
-    if (error) {
-      *error = what + " gave " + error_name(result) + " (" + std::to_string(result) + "): " + error_text(result) + ".";
-      if (*error_advice(result)) *error += std::string(" ") + error_advice(result);
-    }
+    explain(result, what, kind, error);
     return nullptr;
   };
 
@@ -94,15 +99,30 @@ std::shared_ptr<CudaDriver> CudaDriver::create(const Library& library, int ordin
       else
         can.virtual_memory = false;
     }
-    if (result == kSuccess) result = self.patterns_.start(session, &what);
   }
   if (result != kSuccess) {
     api.cuDevicePrimaryCtxRelease(session.device);
     return failed(result, what);
   }
+  if (kernels && !self.load_kernels(kind, error)) {
+    api.cuDevicePrimaryCtxRelease(session.device);
+    return nullptr;
+  }
   if (kind) *kind = OpenError::none;
   if (error) error->clear();
   return made;
+}
+
+bool CudaDriver::load_kernels(OpenError* kind, std::string* error) {
+  const std::lock_guard lock(loading_);
+  if (loaded_) return true;
+  const Scope scope(session_);
+  Result result = scope.result();
+  std::string what = "making the device's context current";
+  if (result == kSuccess) result = patterns_.start(session_, &what);
+  loaded_ = result == kSuccess;
+  if (!loaded_) explain(result, what, kind, error);
+  return loaded_;
 }
 
 template <typename Body>
@@ -234,16 +254,25 @@ Status CudaDriver::stream_id(StreamHandle stream, std::uint64_t* out) {
   });
 }
 
-Status CudaDriver::stream_is_ours(StreamHandle stream, bool* out) {
-  *out = true;
-  return run(Call::stream_is_ours, true, [&](const Api& api) {
+Status CudaDriver::stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) {
+  *out = shared_from_this();
+  Context context = session_.context;
+  Device device = session_.device;
+  const Status status = run(Call::stream_owner, true, [&](const Api& api) -> Result {
     // Where the driver cannot say, nobody is refused.
     if (!api.cuStreamGetCtx) return kSuccess;
-    Context context = nullptr;
-    const Result result = api.cuStreamGetCtx(to_stream(stream), &context);
-    if (result == kSuccess) *out = context == session_.context;
-    return result;
+    if (const Result r = api.cuStreamGetCtx(to_stream(stream), &context)) return r;
+    if (context == session_.context) return kSuccess;
+    if (const Result r = api.cuCtxPushCurrent(context)) return r;
+    const Result r = api.cuCtxGetDevice(&device);
+    Context theirs = nullptr;
+    api.cuCtxPopCurrent(&theirs);
+    return r;
   });
+  if (!status.ok() || context == session_.context) return status;
+  const std::shared_ptr<CudaDriver> peer = device_driver(device);
+  *out = peer && peer->session_.context == context ? peer : nullptr;
+  return status;
 }
 
 Status CudaDriver::stream_create(StreamHandle* out) {

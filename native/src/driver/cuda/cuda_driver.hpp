@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "../driver.hpp"
@@ -15,8 +16,11 @@ namespace streampool::driver::cuda {
 // user's own streams live in. So there is nothing to do when it is destroyed, which happens only after it was lost.
 class CudaDriver final : public Driver {
  public:
-  // Retains the primary context and loads the kernels. Null with a sentence when that fails.
-  static std::shared_ptr<CudaDriver> create(const Library& library, int ordinal, OpenError* kind, std::string* error);
+  // Retains the primary context and loads the kernels, if asked to. Null with a sentence when that fails.
+  static std::shared_ptr<CudaDriver> create(const Library& library, int ordinal, bool kernels, OpenError* kind,
+                                            std::string* error);
+  // For a driver that was made without them. Loading waits for work that is under way on the device.
+  bool load_kernels(OpenError* kind, std::string* error);
 
   // A device fault, a reset or the driver's end: no call can succeed any more.
   bool lost() const { return session_.dead.load(std::memory_order_relaxed) != 0; }
@@ -43,7 +47,7 @@ class CudaDriver final : public Driver {
 
   Status stream_is_capturing(StreamHandle stream, CaptureState* out) override;
   Status stream_id(StreamHandle stream, std::uint64_t* out) override;
-  Status stream_is_ours(StreamHandle stream, bool* out) override;
+  Status stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) override;
   Status stream_create(StreamHandle* out) override;
   Status stream_destroy(StreamHandle stream) override;
   Status stream_wait_event(StreamHandle stream, EventHandle event) override;
@@ -77,6 +81,8 @@ class CudaDriver final : public Driver {
   Capabilities capabilities_;
   Session session_;
   Patterns patterns_;
+  std::mutex loading_;
+  bool loaded_ = false;
 };
 
 }  // namespace streampool::driver::cuda

@@ -41,7 +41,7 @@ bool refuse_when_ending(OpenError* kind, std::string* error) {
   return true;
 }
 
-std::shared_ptr<Driver> open_device(int ordinal, OpenError* kind, std::string* error) {
+std::shared_ptr<CudaDriver> open_device(int ordinal, bool kernels, OpenError* kind, std::string* error) {
   if (refuse_when_ending(kind, error)) return nullptr;
   const Library* library = load_library(kind, error);
   if (!library) return nullptr;
@@ -60,7 +60,8 @@ std::shared_ptr<Driver> open_device(int ordinal, OpenError* kind, std::string* e
   static auto& opened = *new std::map<std::pair<const Library*, int>, std::shared_ptr<CudaDriver>>;
   const std::lock_guard lock(mutex);
   std::shared_ptr<CudaDriver>& slot = opened[{library, ordinal}];
-  if (!slot || slot->lost()) slot = CudaDriver::create(*library, ordinal, kind, error);
+  if (!slot || slot->lost()) slot = CudaDriver::create(*library, ordinal, kernels, kind, error);
+  if (slot && kernels && !slot->load_kernels(kind, error)) return nullptr;
   return slot;
 }
 
@@ -69,11 +70,24 @@ std::shared_ptr<Driver> open_device(int ordinal, OpenError* kind, std::string* e
 std::shared_ptr<Driver> open(int ordinal, OpenError* kind, std::string* error) {
   OpenError why = OpenError::none;
   std::string text;
-  std::shared_ptr<Driver> driver = open_device(ordinal, &why, &text);
+  std::shared_ptr<CudaDriver> driver = open_device(ordinal, true, &why, &text);
   if (!driver) text = asked_for(ordinal) + text;
   if (kind) *kind = why;
   if (error) *error = std::move(text);
   return driver;
+}
+
+std::shared_ptr<CudaDriver> device_driver(int device) {
+  OpenError why = OpenError::none;
+  std::string text;
+  const Library* library = load_library(&why, &text);
+  const int devices = library ? count_devices(*library, &why, &text) : 0;
+  for (int ordinal = 0; ordinal < devices; ++ordinal) {
+    Device found = 0;
+    if (library->api.cuDeviceGet(&found, ordinal) == kSuccess && found == device)
+      return open_device(ordinal, false, &why, &text);
+  }
+  return nullptr;
 }
 
 int device_count(OpenError* kind, std::string* error) {

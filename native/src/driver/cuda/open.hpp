@@ -14,6 +14,11 @@ namespace streampool::driver::cuda {
 // into it.
 std::shared_ptr<Driver> open(int ordinal, OpenError* kind, std::string* error);
 
+class CudaDriver;
+// The driver of a device in CUDA's own numbering, without its kernels unless open() was called for it: for events on
+// streams of a peer. Null when it cannot be had.
+std::shared_ptr<CudaDriver> device_driver(int device);
+
 // How many devices there are; makes no context. 0 with `no_library` or `no_device`, which callers may take for "no GPU
 // here"; 0 with any other kind is a fault that must be shown.
 int device_count(OpenError* kind, std::string* error);

@@ -36,7 +36,7 @@ class SimDevice final : public Device {
 
   Status stream_is_capturing(StreamHandle stream, CaptureState* out) override;
   Status stream_id(StreamHandle stream, std::uint64_t* out) override;
-  Status stream_is_ours(StreamHandle stream, bool* out) override;
+  Status stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) override;
   Status stream_create(StreamHandle* out) override { return create_stream(false, {}, out); }
   Status stream_destroy(StreamHandle stream) override;
   Status stream_wait_event(StreamHandle stream, EventHandle event) override;

@@ -76,13 +76,17 @@ Status SimDevice::stream_id(StreamHandle handle, std::uint64_t* out) {
   return {};
 }
 
-Status SimDevice::stream_is_ours(StreamHandle handle, bool* out) {
-  constexpr Call call = Call::stream_is_ours;
+Status SimDevice::stream_owner(StreamHandle handle, std::shared_ptr<Driver>* out) {
+  constexpr Call call = Call::stream_owner;
   if (const Status status = enter(call); !status) return status;
-  const Lock lock(machine_->mutex);
-  const StreamPtr stream = machine_->find_stream(state_, handle, call);
-  if (!stream) return fail(call, Code::failed, kDeadHandle);
-  *out = stream->device == &state_;
+  int ordinal = 0;
+  {
+    const Lock lock(machine_->mutex);
+    const StreamPtr stream = machine_->find_stream(state_, handle, call);
+    if (!stream) return fail(call, Code::failed, kDeadHandle);
+    ordinal = stream->device->ordinal;
+  }
+  *out = ordinal == ordinal_ ? shared_from_this() : sim::device(ordinal, nullptr);
   return {};
 }
 
