@@ -170,7 +170,12 @@ def end(life: Life, before: tuple[int, int, int]) -> None:
         assert pool.faults() == []
         pool.trim()
         pool.close()
-        assert becomes(lambda: (pool.stats().reserved, sc.device.used_memory), (0, before[0]))
+
+        def left() -> tuple[int, int]:
+            pool.close()  # looks again: on a slow machine the first one ran out of its hundredth of a second
+            return (pool.stats().reserved, sc.device.used_memory)
+
+        assert becomes(left, (0, before[0]))
         assert becomes(pool.audit, "")
     # A driver that will not destroy an event keeps it; nothing else may be left.
     lost = 1 if life.failing in ("event_destroy", "stream_destroy") else 0
