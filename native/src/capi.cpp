@@ -20,6 +20,7 @@
 #include "driver/driver.hpp"
 #include "pool/core.hpp"
 #include "pool/errors.hpp"
+#include "pool/fast.hpp"
 #include "pool/options.hpp"
 
 namespace driver = streampool::driver;
@@ -180,6 +181,36 @@ sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHan
   return finish(handle->core->free(address(ptr), request, &failure), failure);
 }
 
+// The full calls, kept apart so that the fast paths in front of them need no stack frame for theirs.
+[[gnu::noinline]] sp_status full_alloc(sp_pool* pool, std::size_t size, std::size_t alignment, sp_stream stream,
+                                       void** out) {
+  return guarded([&] {
+    if (pool == nullptr) return null_argument("pool");
+    if (out == nullptr) return null_argument("out");
+    pool::Core& core = *pool->core;
+    if (const sp_status status = untold_faults(core); status != SP_OK) return status;
+    pool::AllocRequest request;
+    request.size = size;
+    request.alignment = alignment != 0 ? alignment : streampool::kMinAlignment;
+    request.stream = handle(stream);
+    request.stream_ordered = core.options().stream_ordered;
+    request.raw = true;
+    pool::BlockRef block;
+    pool::Failure failure;
+    const sp_status status = finish(core.allocate(request, &block, &failure), failure);
+    if (status == SP_OK) *out = reinterpret_cast<void*>(block.address);
+    return status;
+  });
+}
+
+[[gnu::noinline]] sp_status finish_fast(sp_pool* pool) {
+  return guarded([&] { return pool->core->finish(), SP_OK; });
+}
+
+[[gnu::noinline]] sp_status full_free(sp_pool* pool, void* ptr, sp_stream stream) {
+  return guarded([&] { return free_block(pool, ptr, handle(stream)); });
+}
+
 }  // namespace
 
 extern "C" {
@@ -309,27 +340,27 @@ sp_status sp_pool_destroy(sp_pool* pool) {
 // -------------------------------------------------------------------------------------------------------------
 
 sp_status sp_alloc(sp_pool* pool, size_t size, size_t alignment, sp_stream stream, void** out) {
-  return guarded([&] {
-    if (pool == nullptr) return null_argument("pool");
-    if (out == nullptr) return null_argument("out");
-    pool::Core& core = *pool->core;
-    if (const sp_status status = untold_faults(core); status != SP_OK) return status;
-    pool::AllocRequest request;
-    request.size = size;
-    request.alignment = alignment != 0 ? alignment : streampool::kMinAlignment;
-    request.stream = handle(stream);
-    request.stream_ordered = core.options().stream_ordered;
-    request.raw = true;
-    pool::BlockRef block;
-    pool::Failure failure;
-    const sp_status status = finish(core.allocate(request, &block, &failure), failure);
-    if (status == SP_OK) *out = reinterpret_cast<void*>(block.address);
-    return status;
-  });
+  if (pool == nullptr || out == nullptr || alignment != 0) [[unlikely]]
+    return full_alloc(pool, size, alignment, stream, out);
+  pool::BlockRef block;
+  const auto fast = pool->core->fast_allocate(size, handle(stream), pool::kRawBlock, 0, &block);
+  if (fast == pool::Core::Fast::no) [[unlikely]]
+    return full_alloc(pool, size, alignment, stream, out);
+  *out = reinterpret_cast<void*>(block.address);
+  if (fast == pool::Core::Fast::raise) [[unlikely]]
+    return finish_fast(pool);
+  return SP_OK;
 }
 
 sp_status sp_free(sp_pool* pool, void* ptr, sp_stream stream) {
-  return guarded([&] { return free_block(pool, ptr, handle(stream)); });
+  if (pool == nullptr) [[unlikely]]
+    return full_free(pool, ptr, stream);
+  const auto fast = pool->core->fast_free(address(ptr), handle(stream));
+  if (fast == pool::Core::Fast::no) [[unlikely]]
+    return full_free(pool, ptr, stream);
+  if (fast == pool::Core::Fast::raise) [[unlikely]]
+    return finish_fast(pool);
+  return SP_OK;
 }
 
 sp_status sp_release(sp_pool* pool, void* ptr) {

@@ -136,6 +136,10 @@ STREAMPOOL_TEST("the short calls do what the long ones do, or nothing") {
   by.stream = scene.stream();
   CHECK(!scene.core->try_free(block, by));  // not the cached one
   by.stream = s;
+  CHECK(!scene.core->try_free(block.address, by));  // an object may be releasing it: the full call's business
+  CHECK(scene.core->try_free(block, by));
+  request.raw = true;
+  CHECK(scene.core->try_allocate(request, &block));
   CHECK(!scene.core->try_free(block.address + 256, by));
   CHECK(scene.core->try_free(block.address, by));
   CHECK(!scene.core->try_free(block.address, by));

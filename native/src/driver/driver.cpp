@@ -10,9 +10,10 @@
 #include "sim/machine.hpp"
 
 namespace streampool::driver {
-namespace {
 
-std::atomic<Ending> current_ending{Ending::no};
+std::atomic<Ending> g_ending{Ending::no};
+
+namespace {
 
 struct NumberText {
   int number;
@@ -92,7 +93,7 @@ std::shared_ptr<Driver> open(std::string_view device, OpenError* kind, std::stri
   return nullptr;
 }
 
-Ending ending() noexcept { return current_ending.load(std::memory_order_acquire); }
-void set_ending(Ending ending) noexcept { current_ending.store(ending, std::memory_order_release); }
+Ending ending() noexcept { return ending_now(); }
+void set_ending(Ending ending) noexcept { g_ending.store(ending, std::memory_order_release); }
 
 }  // namespace streampool::driver

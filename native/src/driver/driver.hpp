@@ -195,6 +195,8 @@ std::shared_ptr<Driver> open(std::string_view device, OpenError* kind, std::stri
 
 // Told once by whoever knows: the process is exiting, or is a forked child. From then on every call answers `gone`.
 enum class Ending : std::uint8_t { no, exiting, forked };
+extern std::atomic<Ending> g_ending __attribute__((visibility("hidden")));
+inline Ending ending_now() noexcept { return g_ending.load(std::memory_order_acquire); }  // inside the core only
 Ending ending() noexcept;
 void set_ending(Ending ending) noexcept;
 

@@ -1,6 +1,7 @@
 #include "counters.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace streampool::observe {
 
@@ -18,22 +19,38 @@ ThreadCounters* CounterBank::join() {
 
 void CounterBank::leave(ThreadCounters* c) {
   std::lock_guard lock(mutex_);
-  left_.in_use += c->in_use.exchange(0);
   left_.gross += c->gross.exchange(0);
   left_.guards += c->guards.exchange(0);
   left_.allocations += c->allocations.exchange(0);
   left_.frees += c->frees.exchange(0);
   left_.allocated_bytes += c->allocated_bytes.exchange(0);
   left_.peak = std::max(left_.peak, c->peak.exchange(0));
-  published_.fetch_add(c->unpublished.exchange(0));
+  published_.fetch_add(c->net.exchange(0));
+  c->ceiling = 0;
   c->used = false;
+}
+
+void CounterBank::raise(ThreadCounters& c) {
+  std::int64_t net = c.net.load(std::memory_order_relaxed);
+  std::int64_t published = 0;
+  if (net >= kQuantum || net <= -kQuantum) {
+    published = published_.fetch_add(net, std::memory_order_relaxed) + net;
+    c.net.store(net = 0, std::memory_order_relaxed);
+  } else {
+    published = published_.load(std::memory_order_relaxed);
+  }
+  const std::int64_t seen = published + net;
+  std::int64_t peak = c.peak.load(std::memory_order_relaxed);
+  if (seen > peak) c.peak.store(peak = seen, std::memory_order_relaxed);
+  c.ceiling.store(std::min(kQuantum - 1, peak - published), std::memory_order_relaxed);
 }
 
 Totals CounterBank::totals() const {
   std::lock_guard lock(mutex_);
   Totals t = left_;
+  t.in_use = published_.load(std::memory_order_relaxed);
   for (const auto& c : all_) {
-    t.in_use += c->in_use.load(std::memory_order_relaxed);
+    t.in_use += c->net.load(std::memory_order_relaxed);
     t.gross += c->gross.load(std::memory_order_relaxed);
     t.guards += c->guards.load(std::memory_order_relaxed);
     t.allocations += c->allocations.load(std::memory_order_relaxed);
@@ -52,7 +69,10 @@ Totals CounterBank::totals() const {
 void CounterBank::reset_peak() {
   std::lock_guard lock(mutex_);
   left_.peak = 0;
-  for (auto& c : all_) c->peak.store(0, std::memory_order_relaxed);
+  for (auto& c : all_) {
+    c->peak.store(0, std::memory_order_relaxed);
+    c->ceiling.store(std::numeric_limits<std::int64_t>::min(), std::memory_order_relaxed);  // the next allocation looks
+  }
 }
 
 }  // namespace streampool::observe

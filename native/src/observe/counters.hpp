@@ -1,8 +1,9 @@
 // Counters of one pool: each thread counts for itself, readers add up. No shared cache line on the fast path.
 //
-// Peak of in-use bytes: a thread knows its own part at once and the others' parts only as far as they published them,
-// which they do every kQuantum bytes. So the peak is exact while one thread uses the pool, and off by at most kQuantum
-// x (other threads) while many do.
+// Bytes in use: what a thread adds and takes away stays with it (`net`) until it comes to a quantum, then it is published
+// for all. Peak: a thread compares its own sum with a ceiling, beyond which the peak it knows is passed, and looks at
+// what the others published only then. So the peak is exact while one thread uses the pool, and off by at most kQuantum
+// x threads while many do.
 #pragma once
 
 #include <atomic>
@@ -17,16 +18,16 @@ namespace streampool::observe {
 
 inline constexpr std::int64_t kQuantum = 1 << 20;
 
-// Written by its thread alone (plain load and store), read by all.
+// Written by its thread alone (plain load and store), read by all; `peak` and `ceiling` are written by reset_peak() too.
 struct alignas(64) ThreadCounters {
-  std::atomic<std::int64_t> in_use{0};  // requested bytes of live blocks, this thread's part (may be negative)
-  std::atomic<std::int64_t> gross{0};   // whole slots and extents of the same blocks
-  std::atomic<std::int64_t> guards{0};
-  std::atomic<std::int64_t> unpublished{0};
-  std::atomic<std::int64_t> peak{0};
   std::atomic<std::uint64_t> allocations{0};
   std::atomic<std::uint64_t> frees{0};
   std::atomic<std::uint64_t> allocated_bytes{0};
+  std::atomic<std::int64_t> gross{0};    // whole slots and extents of live blocks, this thread's part; may be negative
+  std::atomic<std::int64_t> net{0};      // requested bytes of live blocks, as far as not published
+  std::atomic<std::int64_t> ceiling{0};  // `net` up to here sets no new peak and needs no publishing
+  std::atomic<std::int64_t> peak{0};
+  std::atomic<std::int64_t> guards{0};
   bool used = false;
 };
 
@@ -41,42 +42,34 @@ class CounterBank {
   ThreadCounters* join();
   void leave(ThreadCounters* counters);
 
-  void on_allocate(ThreadCounters& c, Bytes size, Bytes gross, Bytes guards) {
+  // Count a block of this thread's. True: raise() is due now.
+  static bool on_allocate(ThreadCounters& c, Bytes size, Bytes gross, Bytes guards) {
     bump(c.allocations, std::uint64_t{1});
     bump(c.allocated_bytes, size);
     bump(c.gross, static_cast<std::int64_t>(gross));
     if (guards != 0) bump(c.guards, static_cast<std::int64_t>(guards));
-    move(c, static_cast<std::int64_t>(size));
-    const std::int64_t seen =
-        published_.load(std::memory_order_relaxed) + c.unpublished.load(std::memory_order_relaxed);
-    if (seen > c.peak.load(std::memory_order_relaxed)) c.peak.store(seen, std::memory_order_relaxed);
+    return bump(c.net, static_cast<std::int64_t>(size)) > c.ceiling.load(std::memory_order_relaxed);
   }
-  void on_free(ThreadCounters& c, Bytes size, Bytes gross, Bytes guards) {
+  static bool on_free(ThreadCounters& c, Bytes size, Bytes gross, Bytes guards) {
     bump(c.frees, std::uint64_t{1});
     bump(c.gross, -static_cast<std::int64_t>(gross));
     if (guards != 0) bump(c.guards, -static_cast<std::int64_t>(guards));
-    move(c, -static_cast<std::int64_t>(size));
+    return bump(c.net, -static_cast<std::int64_t>(size)) < -kQuantum;
   }
+
+  // Publishes a quantum, notes a peak, sets the ceiling anew.
+  void raise(ThreadCounters& c);
 
   Totals totals() const;
   void reset_peak();
 
  private:
   template <typename T, typename V>
-  static void bump(std::atomic<T>& counter, V by) {
-    counter.store(counter.load(std::memory_order_relaxed) + static_cast<T>(by), std::memory_order_relaxed);
+  static T bump(std::atomic<T>& counter, V by) {
+    const T now = counter.load(std::memory_order_relaxed) + static_cast<T>(by);
+    counter.store(now, std::memory_order_relaxed);
+    return now;
   }
-  void move(ThreadCounters& c, std::int64_t by) {
-    bump(c.in_use, by);
-    const std::int64_t mine = c.unpublished.load(std::memory_order_relaxed) + by;
-    if (mine >= kQuantum || mine <= -kQuantum) {
-      published_.fetch_add(mine, std::memory_order_relaxed);
-      c.unpublished.store(0, std::memory_order_relaxed);
-    } else {
-      c.unpublished.store(mine, std::memory_order_relaxed);
-    }
-  }
-
   std::atomic<std::int64_t> published_{0};
   mutable std::mutex mutex_;  // guards the list, not the counters
   std::vector<std::unique_ptr<ThreadCounters>> all_;

@@ -11,6 +11,7 @@
 #include <deque>
 #include <vector>
 
+#include "../base/biased_lock.hpp"
 #include "../base/spin_lock.hpp"
 #include "../base/types.hpp"
 
@@ -43,7 +44,7 @@ struct Fence {
 // the queue; `fenced` is the largest `covers` ever published, so issued > fenced means: marks that no fence covers yet.
 struct StreamState {
   // Guards the taking of tickets, and the heap that goes with the stream.
-  SpinLock lock;
+  BiasedLock lock;
   std::atomic<Ticket> issued{0};
   std::atomic<Ticket> completed{0};
 

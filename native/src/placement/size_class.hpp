@@ -27,6 +27,16 @@ constexpr unsigned class_of(Bytes size) {
   return kLinearClasses + (exponent - 11u) * 8u + step;
 }
 
+// The same for 1 to kMaxSlotSize, by one load: all class sizes are multiples of 256.
+namespace detail {
+inline constexpr auto kClassTable = [] {
+  std::array<std::uint8_t, kMaxSlotSize / kMinAlignment> table{};
+  for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::uint8_t>(class_of((i + 1) * kMinAlignment));
+  return table;
+}();
+}  // namespace detail
+constexpr unsigned class_of_slot(Bytes size) { return detail::kClassTable[(size - 1) / kMinAlignment]; }
+
 constexpr Bytes class_size(unsigned cls) {
   if (cls < kLinearClasses) return (cls + 1) * kMinAlignment;
   const unsigned k = cls - kLinearClasses;

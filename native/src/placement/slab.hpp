@@ -22,6 +22,7 @@ struct SlotStack {
   }
   bool empty() const { return free_count == 0; }
   bool all_free() const { return free_count == slots; }
+  unsigned top() const { return free_slots[free_count - 1]; }
   unsigned pop() { return free_slots[--free_count]; }
   void push(unsigned slot) { free_slots[free_count++] = static_cast<std::uint16_t>(slot); }
   void remove_at(unsigned position) { free_slots[position] = free_slots[--free_count]; }

@@ -1,8 +1,7 @@
 // Allocation: what is needed, which stream, and handing out what was found.
 #include <algorithm>
 
-#include "core.hpp"
-#include "thread_cache.hpp"
+#include "fast.hpp"
 
 namespace streampool::pool {
 
@@ -69,10 +68,9 @@ Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const
 }
 
 Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure) {
-  handle = canonical(handle);
-  ThreadCache& cache = thread_cache();
-  if (cache.uid == uid_ && cache.handle == handle && cache.epoch == streams_.epoch() && !streams_.capture_known()) {
-    *out = Named(static_cast<Heap*>(cache.heap), handle, false);
+  const ThreadCache& cache = thread_cache();
+  if (cache.handle == handle && cache.epoch == (door_.epoch.load(std::memory_order_acquire) & ~kShut)) {
+    *out = Named(cache.heap, canonical(handle), false);
     return Errc::ok;
   }
   const Errc errc = name_any(handle, out, failure);
@@ -84,20 +82,22 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
 }
 
 Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
-  handle = canonical(handle);
-  const std::uint64_t epoch = streams_.epoch();  // before: what is found may be forgotten meanwhile
+  // Before: what is found may be forgotten meanwhile.
+  const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
   const Errc errc = streams_.name(handle, out, failure);
   if (errc != Errc::ok) return errc;
   if (!out->stream().lasting) {
     fence_owed(*out);
     // Streams that come and go leave their entries behind until somebody looks.
     if (streams_.known() >= sweep_at_.load(std::memory_order_relaxed)) sweep_streams();
-  } else if (out->stream().events == nullptr) {
+  } else if (out->stream().events == nullptr && !streams_.capture_known()) {
     counters();  // makes the cache this pool's
     ThreadCache& cache = thread_cache();
     cache.handle = handle;
     cache.epoch = epoch;
     cache.heap = out->heap();
+    const bool ordinary = debugger_ == nullptr && !options_.debug.track && !host_visible(kind_) && !closed();
+    cache.key = ordinary ? epoch : kShut;
   }
   return Errc::ok;
 }
@@ -111,7 +111,7 @@ Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure
   Named named;
   errc = name_stream(request.stream, &named, failure);
   if (errc != Errc::ok) return errc;
-  if (released_.load(std::memory_order_relaxed) != nullptr) drain();
+  if (work_to_do()) drain();
   Found found;
   if (!find_own(named, need, &found)) {
     errc = climb(named, need, request, &found, failure);
@@ -143,41 +143,17 @@ Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure
 }
 
 bool Core::try_allocate(const AllocRequest& request, BlockRef* out) {
-  if (debugger_ != nullptr || closed() || driver::ending() != driver::Ending::no ||
-      released_.load(std::memory_order_relaxed) != nullptr)
-    return false;
-  const driver::StreamHandle handle = canonical(request.stream);
-  const ThreadCache& cache = thread_cache();
-  if (cache.uid != uid_ || cache.handle != handle || cache.epoch != streams_.epoch() || streams_.capture_known())
-    return false;
-  Need need;
-  Failure failure;
-  if (plan(request, &need, &failure) != Errc::ok || !need.slot() || need.strict) return false;
-  Heap& heap = *static_cast<Heap*>(cache.heap);
-  if (!heap.stream.lock.try_lock()) return false;
-  Found found;
-  Slab* slab = heap.classes[need.cls].head;
-  const bool taken = slab != nullptr && pop_slot(heap, slab, false, &found);
-  heap.stream.lock.unlock();
-  if (!taken) return false;
-  Named named(&heap, handle, false);
-  *out = hand_out(request, need, named, found);
-  return true;
+  return request.alignment <= kMinAlignment && is_power_of_two(request.alignment) && request.tag.empty() &&
+         finished(fast_allocate(request.size, request.stream, request.raw ? kRawBlock : 0, request.stack, out));
 }
 
 // What every block needs written down; nobody else has the record: its state is `freed` or `fresh`.
 BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found) {
   BlockRecord& record = *found.record;
   Heap* home = named.heap();
-  record.size.store(request.size, std::memory_order_relaxed);
-  const std::uint32_t flags = request.raw ? kRawBlock : 0u;
-  record.layout.store(static_cast<std::uint32_t>(need.front) | flags << BlockRecord::kFrontBits,
-                      std::memory_order_relaxed);
-  record.stack.store(request.stack, std::memory_order_relaxed);
-  record.home.store(home, std::memory_order_relaxed);
   const bool slot = PageMap::Entry{record.container}.tag() == PageMap::Tag::slab;
-  if (!slot || static_cast<Slab*>(PageMap::Entry{record.container}.pointer())->heap != home)
-    home->users.fetch_add(1, std::memory_order_relaxed);
+  const bool away = !slot || static_cast<Slab*>(PageMap::Entry{record.container}.pointer())->heap != home;
+  if (away) home->users.fetch_add(1, std::memory_order_relaxed);
   if (options_.debug.track || !request.tag.empty()) {
     const double now = driver_->now();
     std::lock_guard lock(extra_lock(&record));
@@ -190,9 +166,15 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
     extra.freed_at = 0;
     extra.tag = request.tag;
   }
-  const std::uint32_t generation = BlockRecord::generation_of(record.word.load(std::memory_order_relaxed)) + 1;
-  record.word.store(BlockRecord::pack(generation, Magic::live), std::memory_order_release);
-  bank_->on_allocate(counters(), request.size, found.bytes, guards_of(record));
+  std::uint32_t flags = request.raw ? kRawBlock : 0u;
+  if (slot && away) flags |= kAway;
+  if (record.extra) flags |= kHasExtra;
+  const std::uint64_t origin = BlockRecord::pack_origin(static_cast<std::uint32_t>(need.front), flags, request.stack);
+  record.home.store(home, std::memory_order_relaxed);
+  const std::uint32_t generation =
+      write_record(record, record.word.load(std::memory_order_relaxed), request.size, origin);
+  if (observe::ThreadCounters& c = counters(); bank_->on_allocate(c, request.size, found.bytes, guards_of(record)))
+    bank_->raise(c);
   return BlockRef{found.begin + need.front, &record, generation};
 }
 

@@ -17,7 +17,8 @@ namespace streampool::pool {
 using placement::Extent;
 using placement::PageMap;
 
-thread_local ThreadCache g_thread_cache __attribute__((tls_model("initial-exec")));
+Slab g_no_slab;
+constinit thread_local ThreadCache g_thread_cache __attribute__((tls_model("initial-exec")));
 
 std::uint64_t thread_id() {
   thread_local const std::uint64_t id = static_cast<std::uint64_t>(syscall(SYS_gettid));
@@ -78,37 +79,40 @@ std::span<const char* const> path_words() {
 
 observe::ThreadCounters& Core::counters() {
   ThreadCache& cache = thread_cache();
-  if (cache.uid == uid_) return *cache.counters;
+  if (cache.uid == door_.uid) return *cache.counters;
   if (g_thread_gone) {
     // Counters of their own for the last frees of a thread; nobody takes them over.
     cache = ThreadCache{};
-    cache.uid = uid_;
+    cache.uid = door_.uid;
     cache.counters = bank_->join();
     return *cache.counters;
   }
   auto& entries = g_thread_banks.entries;
-  auto it = std::find_if(entries.begin(), entries.end(), [this](const auto& e) { return e.uid == uid_; });
+  auto it = std::find_if(entries.begin(), entries.end(), [this](const auto& e) { return e.uid == door_.uid; });
   if (it == entries.end()) {
     // Banks of pools that are gone have this thread as their only holder.
     std::erase_if(entries, [](const auto& e) { return e.bank.use_count() == 1; });
-    entries.push_back({uid_, bank_, bank_->join()});
+    entries.push_back({door_.uid, bank_, bank_->join()});
     it = entries.end() - 1;
   }
   cache = ThreadCache{};
-  cache.uid = uid_;
+  cache.uid = door_.uid;
   cache.counters = it->counters;
   return *it->counters;
 }
+
+// After a fast call of this thread.
+void Core::finish() { bank_->raise(counters()); }
 
 Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, const Options& options)
     : driver_(std::move(driver)),
       kind_(kind),
       name_(std::move(name)),
       options_(options),
-      uid_(g_next_uid.fetch_add(1)),
-      streams_(*driver_),
+      streams_(*driver_, door_.epoch),
       events_(*driver_, &lost_),
       fences_(events_) {
+  door_.uid = g_next_uid.fetch_add(1);
   debug::Host& host = *this;
   if (options_.debug.enabled()) debugger_ = std::make_unique<debug::Debugger>(*driver_, kind_, options_.debug, host);
 }
@@ -283,7 +287,8 @@ TrimResult Core::trim(Bytes keep) {
 void Core::close() {
   constexpr double kLastCheck = 0.5;  // seconds: what is in use by then is listed as not checked
   if (debugger_ != nullptr && !closed()) check(std::min(kLastCheck, options_.wait_timeout));
-  const bool again = closed_.exchange(true, std::memory_order_acq_rel);
+  const bool again = door_.closed.exchange(true, std::memory_order_acq_rel);
+  streams_.change_epoch();
   if (driver::ending() != driver::Ending::no) return;
   drain(again);
   if (again) {

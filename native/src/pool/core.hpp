@@ -109,6 +109,8 @@ struct Hooks {
   std::function<bool(Bytes)> out_of_memory;  // true: something was freed, try again
 };
 
+struct ThreadCache;
+
 class Core final : public std::enable_shared_from_this<Core>, private debug::Host {
  public:
   static std::shared_ptr<Core> create(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name,
@@ -124,6 +126,12 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // What can be done without a wait, a driver call or a second look: a slot on a cached lasting stream, its lock free
   // right now. False: nothing was done, take the full call. For callers that hold a lock of their own, like the GIL.
   bool try_allocate(const AllocRequest& request, BlockRef* out);
+  // fast.hpp
+  enum class Fast : std::uint8_t { no, done, raise };  // raise: done, and finish() is due
+  Fast fast_allocate(Bytes size, driver::StreamHandle stream, std::uint32_t flags, debug::StackId stack, BlockRef* out);
+  Fast fast_free(Address address, driver::StreamHandle stream);
+  Fast fast_free(const BlockRef& block, driver::StreamHandle stream);
+  void finish();
   bool try_free(const BlockRef& block, const FreeRequest& request);
   bool try_free(Address address, const FreeRequest& request);
   // Implicit release: no lock that waits, no driver call, no allocation; any thread, any time. Twice is harmless.
@@ -155,7 +163,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::string audit();
 
   void close();
-  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  bool closed() const { return door_.closed.load(std::memory_order_acquire); }
 
   driver::Driver& driver() { return *driver_; }
   std::shared_ptr<driver::Driver> shared_driver() { return driver_; }
@@ -190,6 +198,17 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     Path path = Path::own;
   };
 
+  // fast.hpp
+  bool finished(Fast fast) {
+    if (fast == Fast::raise) finish();
+    return fast != Fast::no;
+  }
+  bool work_to_do() const { return (door_.epoch.load(std::memory_order_relaxed) & kShut) != 0; }
+  bool at_home(const ThreadCache& cache, driver::StreamHandle stream) const;
+  static std::uint32_t write_record(BlockRecord& record, std::uint64_t word, Bytes size, std::uint64_t origin);
+  Fast fast_push(BlockRecord& record, Slab* slab, unsigned slot, Heap& heap, LockSeat& seat, ThreadCache& cache,
+                 std::uint64_t word);
+
   // alloc.cpp
   Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;
   Errc enter(Failure* failure) const;
@@ -206,8 +225,6 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool cut_slab(Heap& t, const Need& need, Path* path);
   bool cut_zero_slab(Heap& t);
   Slab* spare_slab(unsigned cls);
-  void list_slab(Heap& heap, Slab* slab);
-  void unlist_slab(Heap& heap, Slab* slab);
   bool pop_slot(Heap& heap, Slab* slab, bool complete_only, Found* found);
   void collect_waiting(Heap& heap, unsigned cls, bool complete_only);
   bool good_free(BlockRecord& record);
@@ -259,8 +276,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
   order::MarkSet make_marks(const BlockRecord& record, const Held& held, Heap& by, order::Ticket* ticket);
   bool free_own_slot(BlockRecord& record, Heap& by, order::Ticket* ticket);
-  void push_own_slot(BlockRecord& record, Slab* slab, Heap& by, order::Ticket* ticket);
-  bool take_if_surplus(Heap& heap, Slab* slab);
+  static bool move_record(BlockRecord& record, std::uint32_t generation, Magic from, Magic to);
   void settle(BlockRecord* record, const order::MarkSet& marks);
   void settle_slot(Slab* slab, unsigned slot, order::MarkSet marks);
   void settle_extent(LargeBlock* block, order::MarkSet marks);
@@ -313,13 +329,21 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) override;
   void unpin_live() override;
 
+  // What every call looks at first.
+  struct alignas(64) Door {
+    std::uint64_t uid = 0;                       // of the pool; never used twice
+    // Changes when what a thread remembers of a stream may have become wrong; the same for no two pools. With kShut
+    // something is to be done first.
+    std::atomic<std::uint64_t> epoch{new_epoch()};
+    std::atomic<BlockRecord*> released{nullptr};  // implicit releases that wait for an explicit call
+    std::atomic<bool> closed{false};
+  };
+  Door door_;
   const std::shared_ptr<driver::Driver> driver_;
   const Kind kind_;
   const std::string name_;
   const Options options_;
-  const std::uint64_t uid_;
   Hooks hooks_;
-  std::atomic<bool> closed_{false};
   std::atomic<bool> lost_{false};  // the device's context is gone for good
   bool buried_ = false;            // nobody holds it any more: no wait, no callback, no thread of its own
 
@@ -341,7 +365,6 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   std::atomic<Bytes> reserved_{0}, reserved_peak_{0};
   std::atomic<std::uint64_t> serial_{0};
-  std::atomic<BlockRecord*> released_{nullptr};
   std::array<std::mutex, 16> extra_locks_;
   std::array<std::atomic<std::uint64_t>, kPathCount> paths_{};
   std::atomic<std::size_t> sweep_at_{64};

@@ -1,8 +1,7 @@
 // Freeing: the marks that a free puts on, and where the memory goes with them (docs/design.md, "The reuse rule").
 #include <algorithm>
 
-#include "core.hpp"
-#include "thread_cache.hpp"
+#include "fast.hpp"
 
 namespace streampool::pool {
 
@@ -35,41 +34,24 @@ Errc Core::free(const BlockRef& block, const FreeRequest& request, Failure* fail
 }
 
 bool Core::try_free(const BlockRef& block, const FreeRequest& request) {
-  if (debugger_ != nullptr || closed() || driver::ending() != driver::Ending::no || !request.stream.has_value())
-    return false;
-  const driver::StreamHandle handle = canonical(*request.stream);
-  const ThreadCache& cache = thread_cache();
-  if (cache.uid != uid_ || cache.handle != handle || cache.epoch != streams_.epoch() || streams_.capture_known())
-    return false;
-  BlockRecord& record = *block.record;
-  const PageMap::Entry container{record.container};
-  if (container.tag() != PageMap::Tag::slab || record.extra || record.home != cache.heap) return false;
-  if (host_visible(kind_)) return false;
-  Heap& heap = *static_cast<Heap*>(cache.heap);
-  Slab* slab = static_cast<Slab*>(container.pointer());
-  if (slab->heap != &heap || !heap.stream.lock.try_lock()) return false;
-  Ticket ticket = 0;
-  const bool mine = record.move(block.generation, Magic::live, Magic::freed);
-  if (mine) {
-    bank_->on_free(counters(), record.size, gross_of(record), guards_of(record));
-    // An empty slab stays where it is here: giving it back takes another lock.
-    push_own_slot(record, slab, heap, &ticket);
-  }
-  heap.stream.lock.unlock();
-  return mine;
+  return request.stream.has_value() && finished(fast_free(block, *request.stream));
 }
 
 bool Core::try_free(Address address, const FreeRequest& request) {
-  if (debugger_ != nullptr) return false;
-  const PageMap::Entry entry = PageMap::find(address);
-  if (!entry || entry.tag() != PageMap::Tag::slab) return false;
-  Slab* slab = static_cast<Slab*>(entry.pointer());
-  const unsigned slot = slab->slot_of(address);
-  if (slab->core != this || slot >= slab->stack.slots) return false;
-  BlockRecord& record = slab->records[slot];
-  if (address != slab->slot_begin(slot) + record.front()) return false;
-  return try_free(BlockRef{address, &record, BlockRecord::generation_of(record.word.load(std::memory_order_acquire))},
-                  request);
+  return request.stream.has_value() && finished(fast_free(address, *request.stream));
+}
+
+// From one state to another, once: of two racing callers one wins. A slot's under its heap's lock (fast.hpp).
+bool Core::move_record(BlockRecord& record, std::uint32_t generation, Magic from, Magic to) {
+  const PageMap::Entry container{record.container};
+  if (container.tag() == PageMap::Tag::large) return record.move(generation, from, to);
+  const Slab* slab = static_cast<Slab*>(container.pointer());
+  for (;;) {
+    Heap* heap = slab->heap.load(std::memory_order_acquire);
+    if (heap == nullptr) return false;  // never cut
+    std::lock_guard lock(heap->stream.lock);
+    if (slab->heap.load(std::memory_order_acquire) == heap) return record.move(generation, from, to);
+  }
 }
 
 Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure* failure) {
@@ -87,7 +69,8 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   }
   std::shared_lock<std::shared_mutex> gate;
   if (debugger_ != nullptr) gate = std::shared_lock(live_gate_);
-  if (!record.move(block.generation, Magic::live, debugger_ != nullptr ? Magic::quarantined : Magic::freed)) {
+  if (!move_record(record, block.generation, Magic::live,
+                   debugger_ != nullptr ? Magic::quarantined : Magic::freed)) {
     gate = {};
     return not_live(block, record.word.load(std::memory_order_acquire), failure, request.stack);
   }
@@ -95,7 +78,7 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   const bool explicit_free = named.heap() != nullptr;
   Heap& by = explicit_free ? *named.heap() : *record.home;
   Ticket ticket = 0;
-  bank_->on_free(counters(), record.size, gross, guards_of(record));
+  if (observe::ThreadCounters& c = counters(); bank_->on_free(c, record.size, gross, guards_of(record))) bank_->raise(c);
   finish_free(record, block.address, by, request.stack, &ticket);
   gate = {};
 
@@ -109,7 +92,7 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
     if (streams_.name(handle, &other, &ignored) == Errc::ok && !other.stream().lasting)
       fences_.record(other.stream(), other.handle());
   }
-  if (released_.load(std::memory_order_relaxed) != nullptr) drain();
+  if (work_to_do()) drain();
   if (debugger_ != nullptr) debugger_->poll();
   if (closed() && bank_->totals().gross == 0) let_go(0);
   return Errc::ok;
@@ -167,30 +150,10 @@ bool Core::free_own_slot(BlockRecord& record, Heap& by, Ticket* ticket) {
   bool retire = false;
   {
     std::lock_guard lock(by.stream.lock);
-    push_own_slot(record, slab, by, ticket);
-    retire = take_if_surplus(by, slab);
+    by.push(slab, slab->number_of(&record), *ticket = by.stream.take_ticket());
+    retire = by.take_if_surplus(slab);
   }
   if (retire) retire_slab(slab);
-  return true;
-}
-
-// Under the heap's lock.
-void Core::push_own_slot(BlockRecord& record, Slab* slab, Heap& by, Ticket* ticket) {
-  *ticket = by.stream.take_ticket();
-  record.ticket = *ticket;
-  slab->last_ticket = *ticket;
-  slab->stack.push(slab->number_of(&record));
-  if (!slab->listed) list_slab(by, slab);
-}
-
-// Under the heap's lock. True: the slab is empty and was taken out of its list, to be retired once the lock is free.
-// One empty slab a class stays, so that a pair at the edge does not cut and give back each time.
-bool Core::take_if_surplus(Heap& heap, Slab* slab) {
-  if (!slab->stack.all_free() || slab->waiting != 0 || slab->cls == kZeroClass ||
-      (slab->prev == nullptr && slab->next == nullptr))
-    return false;
-  unlist_slab(heap, slab);
-  --heap.slab_count;
   return true;
 }
 
@@ -203,7 +166,9 @@ void Core::retire_slab(Slab* slab) {
     return;
   }
   MarkSet marks;
-  marks.add({&slab->heap->stream, slab->last_ticket});
+  Ticket last = 0;
+  for (unsigned i = 0; i < slab->stack.slots; ++i) last = std::max(last, slab->records[i].ticket);
+  marks.add({&slab->heap.load()->stream, last});
   Extent* extent = slab->extent;
   slab->extent = nullptr;
   std::lock_guard lock(extent_lock_);
@@ -232,7 +197,7 @@ MarkSet Core::make_marks(const BlockRecord& record, const Held& held, Heap& by, 
   const PageMap::Entry container{record.container};
   if (container.tag() == PageMap::Tag::slab) {
     const Slab* slab = static_cast<Slab*>(container.pointer());
-    const order::Mark former{&slab->heap->stream, record.ticket};
+    const order::Mark former{&slab->heap.load()->stream, record.ticket};
     if (!order::may_use(by.stream, former)) marks.add(former);
   }
   return marks;
@@ -257,8 +222,7 @@ void Core::settle_extent(LargeBlock* block, MarkSet marks) {
 }
 
 void Core::settle_slot(Slab* slab, unsigned slot, MarkSet marks) {
-  Heap& heap = *slab->heap;
-  BlockRecord& record = slab->records[slot];
+  Heap& heap = *slab->heap.load();
   marks.drop_complete();
   const bool own =
       marks.empty() || (marks.size() == 1 && marks.begin()->stream == &heap.stream && !host_visible(kind_));
@@ -266,11 +230,9 @@ void Core::settle_slot(Slab* slab, unsigned slot, MarkSet marks) {
   {
     std::lock_guard lock(heap.stream.lock);
     if (own) {
-      record.ticket = marks.ticket_of(heap.stream);
-      slab->last_ticket = std::max(slab->last_ticket, record.ticket);
-      slab->stack.push(slot);
-      if (!slab->listed) list_slab(heap, slab);
-      retire = take_if_surplus(heap, slab);
+      slab->records[slot].home.store(&heap, std::memory_order_relaxed);
+      heap.push(slab, slot, marks.ticket_of(heap.stream));
+      retire = heap.take_if_surplus(slab);
     } else {
       ++slab->waiting;
       heap.classes[slab->cls].waiting.push_back({slab, slot, std::move(marks)});
@@ -332,14 +294,17 @@ void Core::release(const BlockRef& block) noexcept {
   if (driver::ending() != driver::Ending::no) return;
   BlockRecord& record = *block.record;
   if (!record.move(block.generation, Magic::live, Magic::released)) return;
-  BlockRecord* head = released_.load(std::memory_order_relaxed);
+  BlockRecord* head = door_.released.load(std::memory_order_relaxed);
   do record.link = head;
-  while (!released_.compare_exchange_weak(head, &record, std::memory_order_release, std::memory_order_relaxed));
+  while (!door_.released.compare_exchange_weak(head, &record, std::memory_order_release, std::memory_order_relaxed));
+  if (!(door_.epoch.load(std::memory_order_relaxed) & kShut)) door_.epoch.fetch_or(kShut, std::memory_order_release);
 }
 
 // Frees what was released without a stream: it marks the block's own streams and makes no driver call.
 void Core::drain(bool may_let_go) {
-  BlockRecord* record = released_.exchange(nullptr, std::memory_order_acquire);
+  // Opened first: what is released from here on shuts the door again.
+  if (door_.epoch.load(std::memory_order_relaxed) & kShut) door_.epoch.fetch_and(~kShut, std::memory_order_acq_rel);
+  BlockRecord* record = door_.released.exchange(nullptr, std::memory_order_acquire);
   bool drained = false;
   while (record != nullptr) {
     BlockRecord* next = record->link;
@@ -348,7 +313,9 @@ void Core::drain(bool may_let_go) {
     std::shared_lock<std::shared_mutex> gate;
     if (debugging) gate = std::shared_lock(live_gate_);
     if (record->move(generation, Magic::released, debugging ? Magic::quarantined : Magic::freed)) {
-      bank_->on_free(counters(), record->size, gross_of(*record), guards_of(*record));
+      if (observe::ThreadCounters& c = counters();
+          bank_->on_free(c, record->size, gross_of(*record), guards_of(*record)))
+        bank_->raise(c);
       Ticket ticket = 0;
       Heap& by = *record->home;
       finish_free(*record, address_of(*record), by, 0, &ticket);

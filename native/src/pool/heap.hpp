@@ -1,6 +1,7 @@
 // A heap: a pool's free extents and slabs that belong to one stream.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -44,6 +45,40 @@ struct Heap {
   bool own = false;                // a relay stream of the pool itself
 
   static Heap* of(order::StreamState* stream) { return reinterpret_cast<Heap*>(stream); }
+
+  // All under the heap's lock: its slabs with free slots, class by class.
+  void list(Slab* slab) {
+    ClassList& list = classes[slab->cls];
+    slab->prev = nullptr;
+    slab->next = list.head;
+    if (list.head != nullptr) list.head->prev = slab;
+    list.head = slab;
+    slab->listed = true;
+  }
+  void unlist(Slab* slab) {
+    (slab->prev != nullptr ? slab->prev->next : classes[slab->cls].head) = slab->next;
+    if (slab->next != nullptr) slab->next->prev = slab->prev;
+    slab->prev = slab->next = nullptr;
+    slab->listed = false;
+  }
+  // A slot comes back, with the mark of the heap's own stream.
+  void push(Slab* slab, unsigned slot, order::Ticket ticket) {
+    slab->records[slot].ticket = ticket;
+    slab->stack.push(slot);
+    if (!slab->listed) list(slab);
+  }
+  // An empty slab that may go. One a class stays, so that a pair at the edge does not cut and give back each time.
+  static bool surplus(const Slab* slab) {
+    return slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass &&
+           (slab->prev != nullptr || slab->next != nullptr);
+  }
+  // Takes it out, to be retired once the lock is free.
+  bool take_if_surplus(Slab* slab) {
+    if (!surplus(slab)) return false;
+    unlist(slab);
+    --slab_count;
+    return true;
+  }
 };
 
 }  // namespace streampool::pool

@@ -105,7 +105,7 @@ void Core::retire_idle_slabs() {
       for (Slab* slab = heap.classes[cls].head; slab != nullptr;) {
         Slab* next = slab->next;
         if (slab->stack.all_free() && slab->waiting == 0) {
-          unlist_slab(heap, slab);
+          heap.unlist(slab);
           --heap.slab_count;
           idle.push_back(slab);
         }
@@ -429,8 +429,8 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& r
     r.reason = streams_.capture_known() ? OomReason::capture : OomReason::pending;
   std::map<debug::StackId, Holder> by_site;
   for_each_live([&](BlockRecord& record) {
-    Holder& h = by_site[record.stack];
-    h.stack = record.stack;
+    Holder& h = by_site[record.stack()];
+    h.stack = record.stack();
     h.bytes += record.size;
     ++h.blocks;
   });

@@ -37,6 +37,10 @@ constexpr bool is_magic(std::uint32_t value) {
   return false;
 }
 
+constexpr bool is_free_magic(std::uint32_t value) {
+  return value == static_cast<std::uint32_t>(Magic::freed) || value == static_cast<std::uint32_t>(Magic::fresh);
+}
+
 // Kept for blocks that need more than the fast path writes: recorded streams, debug facts.
 struct BlockExtra {
   std::vector<order::StreamState*> recorded;  // may use the block until it is freed
@@ -49,7 +53,10 @@ struct BlockExtra {
   std::string tag;
 };
 
-inline constexpr std::uint32_t kRawBlock = 1;  // BlockRecord::flags: nobody's object owns it
+// BlockRecord::flags
+inline constexpr std::uint32_t kRawBlock = 1;  // nobody's object owns it
+inline constexpr std::uint32_t kAway = 2;      // a slot that lives on another stream than its slab's
+inline constexpr std::uint32_t kHasExtra = 4;
 
 // One cache line. Memory of this type is never given back while its pool lives, so a stale pointer reads a record, and
 // the generation tells whose.
@@ -61,11 +68,10 @@ struct alignas(64) BlockRecord {
   std::atomic<Heap*> home{nullptr};      // of the stream that it was allocated on
   order::Ticket ticket = 0;              // slots: the ticket of the last free on the slab's own stream
   std::uintptr_t container = 0;          // Slab* or LargeBlock*, tagged like a page map entry
-  std::atomic<std::uint32_t> layout{0};  // bytes before the user's pointer (24 bits), and flags above
-  std::atomic<debug::StackId> stack{0};  // allocated at
+  std::atomic<std::uint64_t> origin{0};  // bytes before the user's pointer (24 bits), flags (8), stack of allocation
   std::unique_ptr<BlockExtra> extra;
   BlockRecord* link = nullptr;  // in the queue of implicit releases
-  // 64 bytes: word, size, home, ticket, container, front + flags + stack, extra, link
+  // 64 bytes: word, size, home, ticket, container, origin, extra, link
 
   static constexpr std::uint64_t pack(std::uint32_t generation, Magic magic) {
     return std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(magic);
@@ -73,8 +79,13 @@ struct alignas(64) BlockRecord {
   static constexpr std::uint32_t generation_of(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
   static constexpr std::uint32_t magic_of(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
   static constexpr unsigned kFrontBits = 24;
-  std::uint32_t front() const { return layout.load(std::memory_order_relaxed) & ((1u << kFrontBits) - 1); }
-  std::uint32_t flags() const { return layout.load(std::memory_order_relaxed) >> kFrontBits; }
+  static constexpr std::uint64_t pack_origin(std::uint32_t front, std::uint32_t flags, debug::StackId stack) {
+    return std::uint64_t{stack} << 32 | flags << kFrontBits | front;
+  }
+  std::uint32_t layout() const { return static_cast<std::uint32_t>(origin.load(std::memory_order_relaxed)); }
+  std::uint32_t front() const { return layout() & ((1u << kFrontBits) - 1); }
+  std::uint32_t flags() const { return layout() >> kFrontBits; }
+  debug::StackId stack() const { return static_cast<debug::StackId>(origin.load(std::memory_order_relaxed) >> 32); }
   bool is(Magic magic) const {
     return magic_of(word.load(std::memory_order_acquire)) == static_cast<std::uint32_t>(magic);
   }
@@ -84,17 +95,21 @@ struct alignas(64) BlockRecord {
     return word.compare_exchange_strong(expected, pack(generation, to), std::memory_order_acq_rel);
   }
   BlockExtra& more() {
-    if (!extra) extra = std::make_unique<BlockExtra>();
+    if (!extra) {
+      extra = std::make_unique<BlockExtra>();
+      origin.fetch_or(pack_origin(0, kHasExtra, 0), std::memory_order_relaxed);
+    }
     return *extra;
   }
 };
 static_assert(sizeof(BlockRecord) == 64);
 
-// An extent cut into slots, in the heap of the stream it was cut for. Guarded by that heap's lock.
+// An extent cut into slots, in the heap of the stream it was cut for. Guarded by that heap's lock. Frees look at `heap`
+// and `base` before they know whether the slab is still theirs.
 struct Slab {
   Core* core = nullptr;
-  Heap* heap = nullptr;
-  Address base = 0;
+  std::atomic<Heap*> heap{nullptr};
+  std::atomic<Address> base{0};
   Bytes bytes = 0;
   Bytes slot_bytes = 0;
   std::uint64_t reciprocal = 0;
@@ -103,17 +118,15 @@ struct Slab {
   std::atomic<bool> retired{false};  // its memory went back to the extents; the records stay for late frees
   std::uint32_t waiting = 0;         // slots that wait for marks
   std::uint32_t pages = 0;           // page map entries that still point here
-  order::Ticket last_ticket = 0;     // largest ticket of a free on the own stream
   Slab* prev = nullptr;
   Slab* next = nullptr;
   placement::Extent* extent = nullptr;
   placement::SlotStack stack;
   std::unique_ptr<BlockRecord[]> records;
 
-  unsigned slot_of(Address address) const {
-    return static_cast<unsigned>(((address - base) / kMinAlignment * reciprocal) >> 32);
-  }
-  Address slot_begin(unsigned slot) const { return base + slot * slot_bytes; }
+  unsigned slot_at(Bytes offset) const { return static_cast<unsigned>((offset / kMinAlignment * reciprocal) >> 32); }
+  unsigned slot_of(Address address) const { return slot_at(address - base.load(std::memory_order_relaxed)); }
+  Address slot_begin(unsigned slot) const { return base.load(std::memory_order_relaxed) + slot * slot_bytes; }
   unsigned number_of(const BlockRecord* record) const { return static_cast<unsigned>(record - records.get()); }
 };
 

@@ -13,27 +13,10 @@ using placement::PageMap;
 
 bool Core::good_free(BlockRecord& record) {
   const std::uint32_t magic = BlockRecord::magic_of(record.word.load(std::memory_order_acquire));
-  if (magic == static_cast<std::uint32_t>(Magic::freed) || magic == static_cast<std::uint32_t>(Magic::fresh))
-    return true;
+  if (is_free_magic(magic)) return true;
   // Somebody wrote over it. The slot is lost; nothing in the record is followed.
   trampled_.fetch_add(1, std::memory_order_relaxed);
   return false;
-}
-
-void Core::list_slab(Heap& heap, Slab* slab) {
-  ClassList& list = heap.classes[slab->cls];
-  slab->prev = nullptr;
-  slab->next = list.head;
-  if (list.head != nullptr) list.head->prev = slab;
-  list.head = slab;
-  slab->listed = true;
-}
-
-void Core::unlist_slab(Heap& heap, Slab* slab) {
-  (slab->prev != nullptr ? slab->prev->next : heap.classes[slab->cls].head) = slab->next;
-  if (slab->next != nullptr) slab->next->prev = slab->prev;
-  slab->prev = slab->next = nullptr;
-  slab->listed = false;
 }
 
 // Under the heap's lock. A slot of a listed slab whose own-stream ticket is complete, or any.
@@ -50,7 +33,7 @@ bool Core::pop_slot(Heap& heap, Slab* slab, bool complete_only, Found* found) {
     stack.pop();
   else
     stack.remove_at(position - 1);
-  if (stack.empty()) unlist_slab(heap, slab);
+  if (stack.empty()) heap.unlist(slab);
   BlockRecord& record = slab->records[slot];
   if (!good_free(record)) return false;
   found->record = &record;
@@ -92,11 +75,9 @@ void Core::collect_waiting(Heap& heap, unsigned cls, bool complete_only) {
     // wait.
     bool waited = false;
     for (const order::Mark& m : w.marks) waited = waited || (m.stream != &heap.stream && !order::complete(m));
-    slab->records[w.slot].ticket = waited ? heap.stream.take_ticket() : w.marks.ticket_of(heap.stream);
-    slab->last_ticket = std::max(slab->last_ticket, slab->records[w.slot].ticket);
-    slab->stack.push(w.slot);
+    slab->records[w.slot].home.store(&heap, std::memory_order_relaxed);
+    heap.push(slab, w.slot, waited ? heap.stream.take_ticket() : w.marks.ticket_of(heap.stream));
     --slab->waiting;
-    if (!slab->listed) list_slab(heap, slab);
     if (&w != &waiting.back()) w = std::move(waiting.back());
     waiting.pop_back();
   }
@@ -182,12 +163,14 @@ bool Core::cut_slab(Heap& t, const Need& need, Path* path) {
   slab->heap = &t;
   slab->retired = false;
   slab->waiting = 0;
-  slab->last_ticket = own;
   slab->stack.fill(placement::slots_of(need.cls));
   // The slab's memory may still be used by this very stream: each slot carries that mark on (R1).
-  for (unsigned i = 0; i < slab->stack.slots; ++i) slab->records[i].ticket = own;
+  for (unsigned i = 0; i < slab->stack.slots; ++i) {
+    slab->records[i].ticket = own;
+    slab->records[i].home.store(&t, std::memory_order_relaxed);
+  }
   std::lock_guard lock(t.stream.lock);
-  list_slab(t, slab);
+  t.list(slab);
   ++t.slab_count;
   return true;
 }
@@ -208,12 +191,14 @@ bool Core::cut_zero_slab(Heap& t) {
     claim_pages(slab->base, kUnit, slab, PageMap::Tag::slab);
   }
   slab->retired = false;
-  for (unsigned i = 0; i < placement::kMaxSlots; ++i) slab->records[i].ticket = 0;
+  for (unsigned i = 0; i < placement::kMaxSlots; ++i) {
+    slab->records[i].ticket = 0;
+    slab->records[i].home.store(&t, std::memory_order_relaxed);
+  }
   slab->heap = &t;
-  slab->last_ticket = 0;
   slab->stack.fill(placement::kMaxSlots);
   std::lock_guard lock(t.stream.lock);
-  list_slab(t, slab);
+  t.list(slab);
   ++t.slab_count;
   return true;
 }

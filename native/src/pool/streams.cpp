@@ -7,7 +7,19 @@ namespace streampool::pool {
 using driver::Code;
 using driver::StreamHandle;
 
-StreamTable::StreamTable(driver::Driver& driver) : driver_(driver) {}
+StreamTable::StreamTable(driver::Driver& driver, std::atomic<std::uint64_t>& epoch) : driver_(driver), epoch_(epoch) {}
+
+std::uint64_t new_epoch() {
+  static std::atomic<std::uint64_t> next{2};
+  return next.fetch_add(2, std::memory_order_relaxed);
+}
+
+void StreamTable::change_epoch() {
+  const std::uint64_t fresh = new_epoch();
+  std::uint64_t now = epoch_.load(std::memory_order_relaxed);
+  while (!epoch_.compare_exchange_weak(now, fresh | (now & kShut), std::memory_order_acq_rel)) {
+  }
+}
 
 Heap* StreamTable::find_or_make(std::uint64_t id, bool count, order::Events* events) {
   std::lock_guard lock(mutex_);
@@ -74,12 +86,14 @@ void StreamTable::note_capture(StreamHandle handle, bool capturing) {
   double until = 0;
   for (const auto& [h, t] : seen_) until = std::max(until, t);
   seen_until_.store(until, std::memory_order_release);
+  if (capturing) change_epoch();
 }
 
 void StreamTable::begin_capture() {
   // Whoever fences without a stream's owner has either finished, or will see the capture.
   std::unique_lock gate(gate_);
   captures_.fetch_add(1, std::memory_order_acq_rel);
+  change_epoch();
 }
 
 void StreamTable::end_capture() { captures_.fetch_sub(1, std::memory_order_acq_rel); }
@@ -174,7 +188,7 @@ Errc StreamTable::register_stream(StreamHandle handle, Named* out, Failure* fail
   out->heap()->stream.handle = handle;
   out->heap()->stream.lasting = true;
   lasting_[handle] = out->heap();
-  epoch_.fetch_add(1, std::memory_order_release);
+  change_epoch();
   return Errc::ok;
 }
 
@@ -189,7 +203,7 @@ Errc StreamTable::forget_stream(StreamHandle handle, Failure* failure) {
   it->second->stream.lasting = false;
   it->second->stream.handle = 0;
   lasting_.erase(it);
-  epoch_.fetch_add(1, std::memory_order_release);
+  change_epoch();
   return Errc::ok;
 }
 

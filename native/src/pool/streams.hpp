@@ -49,7 +49,8 @@ class Named {
 
 class StreamTable {
  public:
-  explicit StreamTable(driver::Driver& driver);
+  // `epoch` changes whenever a remembered (handle -> heap) pair may have become wrong, a capture that begins included.
+  StreamTable(driver::Driver& driver, std::atomic<std::uint64_t>& epoch);
 
   // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then
   // its id.
@@ -60,6 +61,8 @@ class StreamTable {
   // A stream of the pool's own, lasting.
   Heap* adopt(driver::StreamHandle handle, Failure* failure);
 
+  // What threads remember of streams is looked up anew. A shut door stays shut.
+  void change_epoch();
   // Counts declared captures; while one is open lasting streams are checked as well.
   void begin_capture();
   void end_capture();
@@ -69,9 +72,6 @@ class StreamTable {
   // Held shared around every fence that is recorded without the stream's owner in the call, with capture_known() asked
   // inside; held exclusively while a capture is declared.
   std::shared_mutex& capture_gate() { return gate_; }
-
-  // Changes whenever a cached (handle -> heap) pair may have become wrong.
-  std::uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
 
   // Every heap of the table, held for the call. Called without locks.
   void for_each(const std::function<void(Heap&)>& function);
@@ -92,6 +92,7 @@ class StreamTable {
   Errc refuse(driver::StreamHandle handle, const driver::Status& status, Failure* failure) const;
 
   driver::Driver& driver_;
+  std::atomic<std::uint64_t>& epoch_;
   std::mutex mutex_;  // guards the maps; never held over a driver call
   std::unordered_map<std::uint64_t, Heap*> by_id_;
   std::unordered_map<driver::StreamHandle, Heap*> lasting_;
@@ -102,10 +103,13 @@ class StreamTable {
   std::atomic<std::uint32_t> captures_{0};
   std::vector<std::pair<driver::StreamHandle, double>> seen_;  // capturing streams, and until when that counts
   std::atomic<double> seen_until_{0};
-  std::atomic<std::uint64_t> epoch_{1};
   std::atomic<std::uint64_t> lookups_{0};
   std::atomic<std::size_t> known_{0};
 };
+
+// Epochs of doors (core.hpp): even, never given out twice.
+inline constexpr std::uint64_t kShut = 1;
+std::uint64_t new_epoch();
 
 // The legacy stream under one name.
 constexpr driver::StreamHandle canonical(driver::StreamHandle handle) {

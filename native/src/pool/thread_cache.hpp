@@ -8,16 +8,22 @@
 
 namespace streampool::pool {
 
+struct Heap;
+struct Slab;
+extern Slab g_no_slab;  // holds no address
+
 struct ThreadCache {
   std::uint64_t uid = 0;  // of the pool; never used twice
   observe::ThreadCounters* counters = nullptr;
-  std::uint64_t epoch = 0;  // of the pool's stream table when `heap` was found
+  std::uint64_t epoch = 1;  // of the pool's door when `heap` was found; no two pools have the same
   driver::StreamHandle handle = ~driver::StreamHandle{0};
-  void* heap = nullptr;
+  Heap* heap = nullptr;
+  std::uint64_t key = 1;  // `epoch` again where the fast path may be taken, else one that fits no door
+  Slab* slab = &g_no_slab;     // where the last fast free was
 };
 
 // One entry: programs that alternate between pools take the slower way.
-extern thread_local ThreadCache g_thread_cache __attribute__((tls_model("initial-exec")));
+extern constinit thread_local ThreadCache g_thread_cache __attribute__((tls_model("initial-exec")));
 inline ThreadCache& thread_cache() { return g_thread_cache; }
 
 std::uint64_t thread_id();

@@ -1,0 +1,76 @@
+// A short lock that is nearly free for the thread that uses it most.
+//
+// A lock that one thread takes again and again becomes biased to it: from then on that thread enters with plain stores.
+// Another thread that wants it takes the bias away first: it clears `owner_`, makes every running thread of the process
+// pass a memory barrier (Linux membarrier(2)), and then sees either that the owner is inside, and waits, or that the
+// owner will see that it is the owner no more. So the owner pays no barrier and no locked instruction. Each time the
+// bias is taken away the next one is harder to get: a lock that threads share soon stays a plain spin lock.
+// After D. Dice, M. Moir, W. Scherer, "Quickly reacquirable locks" (2003).
+//
+// Spins a little, then yields; never fair: a ticket lock stalls everybody behind a descheduled waiter. Guards a few
+// dozen instructions, never a driver call, a host allocation of unbounded size, a wait or a callback (R9). A thread is
+// inside at most one of these locks by bias; the second one it takes in the plain way.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace streampool {
+
+class BiasedLock;
+
+// A thread's place in the protocol. Never given back: a later thread takes it over, and the biases with it.
+struct alignas(64) LockSeat {
+  std::atomic<const BiasedLock*> inside{nullptr};  // written by its thread alone
+};
+
+// This thread's seat. Before its first plain lock and after its end a thread has none, which is one that nobody's bias
+// names.
+extern constinit thread_local LockSeat* g_lock_seat __attribute__((tls_model("initial-exec")));
+
+class BiasedLock {
+ public:
+  void lock() noexcept {
+    LockSeat& seat = *g_lock_seat;
+    if (seat.inside.load(std::memory_order_relaxed) != nullptr || owner_.load(std::memory_order_relaxed) != &seat ||
+        !enter(seat))
+      lock_plain(seat);
+  }
+  void unlock() noexcept {
+    LockSeat& seat = *g_lock_seat;
+    if (seat.inside.load(std::memory_order_relaxed) == this)
+      leave(seat);
+    else
+      taken_.store(false, std::memory_order_release);
+  }
+
+  // By the thread's bias, with no more than loads and stores. For callers that have its seat at hand and are inside no
+  // other lock; leave() is theirs too.
+  bool enter(LockSeat& seat) noexcept {
+    seat.inside.store(this, std::memory_order_release);
+    // The compiler keeps the order; the processor's is the business of whoever takes the bias away.
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (owner_.load(std::memory_order_acquire) == &seat) [[likely]]
+      return true;
+    seat.inside.store(nullptr, std::memory_order_release);
+    return false;
+  }
+  static void leave(LockSeat& seat) noexcept { seat.inside.store(nullptr, std::memory_order_release); }
+
+ private:
+  void lock_plain(LockSeat& seat) noexcept;
+  bool take() noexcept {
+    return !taken_.load(std::memory_order_relaxed) && !taken_.exchange(true, std::memory_order_acquire);
+  }
+  void take_bias_away(const LockSeat& seat) noexcept;
+  void consider_bias(LockSeat& seat) noexcept;
+
+  std::atomic<LockSeat*> owner_{nullptr};
+  std::atomic<bool> taken_{false};
+  // Under `taken_`.
+  std::uint8_t lost_ = 0;  // how often the bias was taken away, up to a bound
+  std::uint32_t streak_ = 0;
+  LockSeat* last_ = nullptr;
+};
+
+}  // namespace streampool
