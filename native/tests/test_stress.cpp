@@ -402,3 +402,54 @@ STREAMPOOL_TEST("stress: the same with somebody who lists the live blocks all th
 }
 
 }  // namespace
+
+STREAMPOOL_TEST("two threads that free one block at the same time: one does, the other is told (R8)") {
+  // One of them by the fast path, whose heap it has made its own.
+  PoolScene scene(testing::steady(), sim::Config{.scheduler = sim::Scheduler::threads});
+  const StreamHandle s = scene.lasting(), t = scene.lasting();
+  constexpr int kRounds = 3000;
+  std::atomic<int> turn{0}, done{0};
+  std::atomic<Address> block{0};
+  std::atomic<int> freed{0}, refused{0};
+  const auto try_free = [&](StreamHandle by) {
+    pool::Failure failure;
+    pool::FreeRequest request;
+    request.stream = by;
+    const Errc errc = scene.core->try_free(block.load(), request) ? Errc::ok
+                                                                  : scene.core->free(block.load(), request, &failure);
+    if (errc == Errc::ok)
+      freed.fetch_add(1);
+    else if (errc == Errc::double_free)
+      refused.fetch_add(1);
+  };
+  std::thread other([&] {
+    for (int i = 1; i <= kRounds; ++i) {
+      while (turn.load() < i) std::this_thread::yield();
+      try_free(i % 2 ? s : t);
+      done.store(i);
+    }
+  });
+  for (int i = 1; i <= kRounds; ++i) {
+    AllocRequest request;
+    request.size = 4096;
+    request.stream = s;
+    request.raw = true;
+    BlockRef ref;
+    pool::Failure failure;
+    for (int warm = 0; warm < 40; ++warm) {
+      CHECK(scene.core->allocate(request, &ref, &failure) == Errc::ok);
+      pool::FreeRequest by;
+      by.stream = s;
+      if (!scene.core->try_free(ref.address, by)) CHECK(scene.core->free(ref, by, &failure) == Errc::ok);
+    }
+    CHECK(scene.core->allocate(request, &ref, &failure) == Errc::ok);
+    block.store(ref.address);
+    turn.store(i);
+    try_free(s);
+    while (done.load() < i) std::this_thread::yield();
+  }
+  other.join();
+  CHECK_EQ(freed.load(), kRounds);
+  CHECK_EQ(refused.load(), kRounds);
+  scene.audit();
+}

@@ -36,6 +36,15 @@ class BiasedLock {
         !enter(seat))
       lock_plain(seat);
   }
+  // Also false when another thread has the bias, inside or not.
+  bool try_lock() noexcept {
+    LockSeat& seat = *g_lock_seat;
+    if (seat.inside.load(std::memory_order_relaxed) == nullptr && enter(seat)) return true;
+    if (owner_.load(std::memory_order_relaxed) != nullptr || !take()) return false;
+    if (owner_.load(std::memory_order_relaxed) == nullptr) return true;
+    taken_.store(false, std::memory_order_release);
+    return false;
+  }
   void unlock() noexcept {
     LockSeat& seat = *g_lock_seat;
     if (seat.inside.load(std::memory_order_relaxed) == this)
