@@ -16,6 +16,11 @@ import streampool as sp
 SHIPPED = Path(__file__).parent / "traces" / "resnet50_train.csv.gz"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: 1 stream, 2 streams."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Replay an allocation trace.")
     parser.add_argument("trace", nargs="?", type=Path, default=SHIPPED)
@@ -24,13 +29,16 @@ def main() -> None:
     arguments = parser.parse_args()
 
     trace = sp.traces.read_trace(arguments.trace)
-    print(f"{trace.name}: {trace.events:,} events on {len(trace.stream_names)} streams")
-    print(f"peak live {sp.format_size(trace.peak_live_bytes)}, {trace.live_at_end_blocks} blocks live at the end")
+    print(f"{trace.name}: {counted(trace.events, 'event')} on {counted(len(trace.stream_names), 'stream')}")
+    live = counted(trace.live_at_end_blocks, "block")
+    print(f"peak live {sp.format_size(trace.peak_live_bytes)}, {live} live at the end")
 
     result = sp.replay.replay(trace, arguments.device, arguments.mode, verify=True)
     print(f"peak reserved {sp.format_size(result.peak_reserved_bytes)} on {result.device}")
+    print(f"where allocations got their memory, sum of {result.all_passes}:")
     for path, count in result.reuse.items():
-        print(f"  allocations served by the path {path!r}: {count:,}")
+        if count:
+            print(f"  {path}: {count:,}")
     print(f"{result.verdict}.")
 
 

@@ -14,7 +14,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from streampool._core import parse_size
+try:
+    from streampool._core import parse_size
+except ModuleNotFoundError as error:
+    if error.name != "streampool._core":
+        raise
+    from streampool._paths import without_core
+
+    raise without_core() from None
+
 from streampool._sizes import format_size
 from streampool.buffer import Buffer
 from streampool.config import Mode

@@ -1,10 +1,11 @@
-"""Where the installed package keeps what C++ programs and other loaders need."""
+"""Where the installed package keeps what C++ programs and other loaders need; and what to say where it is not whole."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-__all__ = ["cmake_dir", "include_dir", "library_path"]
+__all__ = ["cmake_dir", "include_dir", "library_path", "without_core"]
 
 _ROOT = Path(__file__).parent
 
@@ -22,3 +23,20 @@ def include_dir() -> Path:
 def library_path() -> Path:
     """Give the path of ``libstreampool.so``: the core with its C ABI."""
     return _ROOT / "libstreampool.so"
+
+
+def without_core() -> ImportError:
+    """Give the error of a package without its native core: the source tree, or a part of an installation."""
+    if (_ROOT.parent / "native").is_dir() and (_ROOT.parent / "pyproject.toml").is_file():
+        said = (
+            f"{_ROOT} is streampool's source, not the installed package: it has no native core. "
+            "Start Python with -P, or in another folder, to import the installed package. "
+            "To install it: `make build`, which makes .venv/bin/python, or `pip install .`"
+        )
+    else:
+        version = ".".join(map(str, sys.version_info[:2]))
+        said = (
+            f"{_ROOT} has no native core for this Python {version} ({sys.executable}): the installation is not whole, "
+            "or another Python's. Install streampool with this Python"
+        )
+    return ImportError(said, name="streampool._core", path=str(_ROOT))

@@ -77,6 +77,8 @@ def fault_from_dict(plain: Mapping[str, Any]) -> Fault:
     facts = {name: plain[name] for name in Fault.__dataclass_fields__ if name in plain}
     facts |= {name: int(plain[name], 16) for name in ("address", "last", "shown_from")}
     facts |= {name: bytes.fromhex(plain[name]) for name in ("found", "expected")}
+    if len(facts["found"]) != len(facts["expected"]):
+        raise ValueError(f"fault {plain['number']}: 'found' and 'expected' are not of the same bytes")
     blocks: dict[str, Any] = {name: _block_from_dict(plain[name]) for name in ("block", "below", "above")}
     fault = Fault.from_dict({**facts, **dict.fromkeys(blocks), "at": None}, pool=plain["pool"], device=plain["device"])
     return replace(fault, at=_frames_from_list(plain["at"]), **blocks)

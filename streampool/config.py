@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from streampool import _core
 
-__all__ = ["ENVIRONMENT", "Mode", "check_option", "options_help", "override_mode", "resolve"]
+__all__ = ["ENVIRONMENT", "Mode", "check_option", "options_help", "override_mode", "resolve", "show_help_once"]
 
 ENVIRONMENT = "STREAMPOOL_OPTIONS"
 
@@ -70,7 +70,7 @@ def resolve(mode: str | None, arguments: Mapping[str, object], *, pool: str = "d
     if mode is not None:
         given["mode"] = check_option("mode", mode)
     environment = from_environment()
-    _show_help_once(environment)
+    show_help_once()
     resolved = _core.resolve_options(given, environment)
     if _override is None or resolved["mode"] == _override:
         return resolved
@@ -94,9 +94,9 @@ def options_help() -> str:
     return "\n".join(lines)
 
 
-def _show_help_once(environment: str | None) -> None:
+def show_help_once() -> None:
     """Print the table where ``help=1`` stands in the variable: once a process."""
     global _help_shown
-    if environment and not _help_shown and "help=1" in environment.split(":"):
+    if not _help_shown and "help=1" in os.environ.get(ENVIRONMENT, "").split(":"):
         _help_shown = True
         print(options_help(), file=sys.stderr)

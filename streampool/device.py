@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from streampool import _core
-from streampool.errors import DriverError, DriverNotFoundError
+from streampool.errors import DriverError, DriverNotFoundError, StreamPoolError
 
 __all__ = ["Device", "check_name", "driver_of", "override_default"]
+
+_LARGEST = 2**31 - 1  # ordinals are C's int, here and in the driver
 
 _default = "auto"
 
@@ -36,7 +38,7 @@ def Device(name: str | int | None = None) -> Any:  # noqa: N802 - a factory unde
     DriverError
         The driver is there and fails: a broken driver is never hidden by falling back to the simulation.
     ValueError
-        Not a device's name.
+        Not a device's name, or an ordinal that no device can have.
 
     Notes
     -----
@@ -82,14 +84,30 @@ def driver_of(device: Any) -> _core.Driver:
 def _parse(name: str | int) -> tuple[str, int | None]:
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise TypeError(f"a device's name is text such as 'cuda:0', or an ordinal, not {type(name).__name__}")
-    if isinstance(name, int):
-        if name < 0:
-            raise ValueError(f"a device's ordinal is 0 or more, not {name}")
-        return "cuda", name
-    family, colon, ordinal = name.strip().partition(":")
-    if family not in ("auto", "cuda", "sim") or (colon and (family == "auto" or not ordinal.isdecimal())):
+    family, colon, ordinal = ("cuda", ":", f"{name}") if isinstance(name, int) else name.strip().partition(":")
+    if family not in ("auto", "cuda", "sim") or (colon and family == "auto"):
         raise ValueError(f"unknown device {name!r}: expected 'cuda', 'cuda:1', 'sim', 'sim:0' or 'auto'")
-    return family, int(ordinal) if colon else None
+    if not colon:
+        return family, None
+    is_number = ordinal.isascii() and ordinal.isdecimal() and len(ordinal.lstrip("0")) <= len(str(_LARGEST))
+    if not is_number or int(ordinal) > _LARGEST:
+        raise ValueError(
+            f"no device is called {name!r}: behind '{family}:' stands a number from 0 to {_LARGEST}; {_present(family)}"
+        )
+    return family, int(ordinal)
+
+
+def _present(family: str) -> str:
+    """Say which devices of a family there are here. Starts no device."""
+    if family == "sim":
+        count = _core.sim.device_count()
+        return "there is one simulated device here: sim:0" if count == 1 else f"here are sim:0 to sim:{count - 1}"
+    nowhere = f"cuda:{_LARGEST}"
+    try:
+        _core.open_device(nowhere)
+    except (StreamPoolError, ValueError) as error:  # it says which there are, or why there is none
+        return str(error).removeprefix(f"{nowhere} was asked for, but ").rstrip(".")
+    raise AssertionError(f"{nowhere} cannot be")
 
 
 def _simulated(ordinal: int) -> Any:

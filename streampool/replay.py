@@ -49,7 +49,7 @@ class ReplayResult:
     own_allocator: str = ""
     own_peak_reserved_bytes: int = 0
     own_ratio: float = 0.0
-    reuse: dict[str, int] = field(default_factory=dict)
+    reuse: dict[str, int] = field(default_factory=dict)  # by path: allocations of all passes together
     found: list[dict[str, Any]] = field(default_factory=list)  # the faults themselves
     notes: list[str] = field(default_factory=list)
 
@@ -57,6 +57,12 @@ class ReplayResult:
     def ratio(self) -> float:
         """Reserved over live, at their peaks."""
         return self.peak_reserved_bytes / self.peak_live_bytes if self.peak_live_bytes else 0.0
+
+    @property
+    def all_passes(self) -> str:
+        """The passes that `reuse` sums, in words: the cold one, the warm ones, and that of ``verify``."""
+        count = format_count(1 + self.passes + self.verified, "pass", "passes")
+        return f"{count} (1 cold, {self.passes:,} warm{', 1 verifying' if self.verified else ''})"
 
     @property
     def is_clean(self) -> bool:
@@ -119,7 +125,7 @@ def replay(
     passes
         Timed passes after the first, cold one; their median is ``ns_per_event``.
     options
-        Options of the pool.
+        Options of the pool; `mode` stands over a ``mode`` there.
     progress
         Called with (events done, events in all) now and then.
 
@@ -136,6 +142,8 @@ def replay(
         device = Device(device)
     driver = driver_of(device)
     settings: dict[str, Any] = dict(options or {})
+    named = settings.pop("mode", None)
+    mode = named if mode is None else mode
     notes = list(trace.notes) + _bound_fills(driver, mode, settings)
 
     streams = [device.create_stream() for _ in trace.stream_names]

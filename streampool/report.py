@@ -282,13 +282,11 @@ class Report:
 
         Raises
         ------
-        ValueError, KeyError, TypeError
-            It is not a report, or one of another version of the schema.
+        ValueError
+            It is not a report, or one of another version of the schema, or damaged: says where it is not as it should
+            be. ``json.JSONDecodeError`` where it is no JSON at all.
         """
-        data = json.loads(text)
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA_ID:
-            found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"expected schema {SCHEMA_ID}, found {found!r}")
+        data = _checked(text)
         coverage = dict(data["coverage"])
         coverage["not_checked"] = tuple(
             NotChecked(**{**entry, "places": tuple(entry["places"])}) for entry in coverage["not_checked"]
@@ -312,6 +310,24 @@ def schema() -> dict[str, Any]:
     """Give the JSON Schema (2020-12) of reports."""
     loaded: dict[str, Any] = json.loads((Path(__file__).parent / "report_schema.json").read_text(encoding="utf-8"))
     return loaded
+
+
+def _checked(text: str) -> dict[str, Any]:
+    """Give the data of a report's JSON, of the shape that the schema says."""
+    from streampool._schema import first_problem
+
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    found = data.get("schema") if isinstance(data, dict) else None
+    if found != SCHEMA_ID:
+        what = "none" if found is None else ascii(found)[:80]
+        raise ValueError(f"expected schema {SCHEMA_ID}, found {what}")
+    problem = first_problem(data, schema())
+    if problem is not None:
+        raise ValueError(problem)
+    return dict(data)
 
 
 def _version() -> str:

@@ -514,6 +514,10 @@ class Device:
     def __init__(self, ordinal: int | None = None) -> None:
         if ordinal is None:
             ordinal = getattr(_current, "ordinal", 0)
+        if isinstance(ordinal, int) and ordinal.bit_length() > 31:  # the core's ordinals are C's int
+            raise _core.DriverNotFoundError(
+                f"there is no device sim:{ordinal}: the simulated machine has {device_count()}"
+            )
         self._core = _sim.device(ordinal)
 
     @property

@@ -67,6 +67,31 @@ def test_the_table_tells_a_person_the_same(small: Path) -> None:
     assert "reserved is" in done.stdout.splitlines()[-1]
 
 
+def test_the_counts_of_where_memory_came_from_say_that_they_sum_all_passes(small: Path) -> None:
+    """They stood in the table beside the events of one pass, unlabelled."""
+    done = replay(small, "--passes", 2, "--verify")
+    assert done.exit_code == 0, done.output
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.stdout.splitlines() if "│" in line]
+    table = dict(rows)
+    assert table["allocations in 4 passes (1 cold, 2 warm, 1 verifying)"] == "12"  # 3 in the log
+    paths = [int(value) for name, value in rows if name.startswith("of these from: ")]
+    assert paths
+    assert sum(paths) == 12
+    assert "failures, all passes" in table
+    assert sum(replay_json(small, "--passes", 2)["reuse"].values()) == 9
+
+
+def test_the_mode_may_be_given_as_an_option_too(small: Path) -> None:
+    assert replay_json(small, "--option", "mode=debug")["mode"] == "debug"
+    assert replay_json(small, "--option", "mode=debug", "--mode", "observe")["mode"] == "observe"
+
+
+def test_memory_that_is_not_to_be_had_at_the_start_is_a_failure_and_ends_with_1(small: Path) -> None:
+    done = replay(small, "--option", "initial=2GiB", "--limit", "1GiB")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: out of memory")
+
+
 def test_a_log_that_knows_its_own_allocator_is_compared_with_it() -> None:
     result = replay_json(TRACES / "resnet50_train.csv.gz", "--passes", 1)
     assert "this log's own allocator (PyTorch 2.11.0+cu130 on NVIDIA H200) reserved 1.26 ×" in result["verdict"]  # noqa: RUF001

@@ -178,7 +178,7 @@ def test_ctrl_c_ends_with_130_and_the_report_still_comes(tmp_path: Path) -> None
     script.write_text(CLEAN + "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     report = tmp_path / "report.json"
     process = subprocess.Popen(
-        [sys.executable, "-m", "streampool", "run", "--device", "sim", "--report", str(report), str(script)],
+        [sys.executable, "-P", "-m", "streampool", "run", "--device", "sim", "--report", str(report), str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -373,6 +373,15 @@ def test_the_report_is_text_or_json_by_its_name(tmp_path: Path) -> None:
         assert not text.startswith("{")
 
 
+def test_a_report_as_text_about_a_file_whose_name_is_no_text_is_written(tmp_path: Path) -> None:
+    script = os.fsencode(tmp_path) + b"/\xff.py"
+    Path(os.fsdecode(script)).write_text(LEAKY)
+    report = tmp_path / "report.txt"
+    done = streampool("run", "--device", "sim", "--mode", "debug", "--report", report, os.fsdecode(script))
+    assert done.returncode == 1, done.stderr
+    assert "\\udcff.py" in report.read_text()
+
+
 # -- wrong use -------------------------------------------------------------------------------------------------------
 
 
@@ -406,13 +415,36 @@ def test_a_report_file_is_not_left_behind_by_the_look_at_it(tmp_path: Path) -> N
         (("--error-exitcode", "300", "x.py"), "255"),
         ((), "Missing argument"),
         (("ls",), "not a Python program"),
+        (("",), "The program's name is empty"),
+        (("-m", ""), "The program's name is empty"),
+        (("-m", ".json"), "'.json' is not a module's name"),
+        (("-m", "json..tool"), "'json..tool' is not a module's name"),
+        ((".",), "'.' cannot be run: the folder has no __main__.py"),
+        (("archive.zip",), "'archive.zip' cannot be run: the archive has no __main__.py"),
+        (("a" * 300,), "cannot be read: File name too long"),
     ],
 )
 def test_wrong_use_ends_with_2_and_says_what_is_wrong(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    (tmp_path / "archive.zip").write_bytes(b"PK\x03\x04 and no more")
     done = streampool("run", *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
+    assert "NO ALLOCATION" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_program_whose_device_cannot_be_used_is_not_run(run: Any) -> None:
+    ran = run("print('ran')", options=("--device", "cuda"), STREAMPOOL_LIBCUDA="/nowhere/libcuda.so.1")
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "Invalid value for --device: cuda:0 was asked for, but there is no CUDA driver here" in ran.err
+
+
+def test_a_device_that_the_program_itself_asks_for_is_the_programs(run: Any) -> None:
+    source = "import streampool as sp\nsp.Device('cuda')\n"
+    ran = run(source, options=(), STREAMPOOL_LIBCUDA="/nowhere/libcuda.so.1")
+    assert ran.code == 1
+    assert "DriverNotFoundError: cuda:0 was asked for" in ran.err
 
 
 def test_a_usage_error_of_the_program_itself_is_the_programs(run: Any) -> None:

@@ -1,8 +1,11 @@
-"""The command itself, and the small verbs: help everywhere, doctor, report."""
+"""The command itself, and the small verbs: help, exit codes, where it is started; doctor, report."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +13,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from streampool import _core
+from streampool import _core, config
 from streampool.cli import cli
 
+ROOT = Path(__file__).parent.parent
+TRACE = ROOT / "examples" / "traces" / "multistream_pipeline.csv.gz"
 VERBS = ["run", "replay", "report", "doctor", "demo"]
 
 
@@ -37,7 +42,9 @@ def test_a_misspelt_verb_is_met_with_the_nearest() -> None:
 
 
 def test_python_m_streampool_is_the_same_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "streampool", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "streampool", "--version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("streampool ")
 
 
@@ -98,7 +105,7 @@ def test_a_saved_report_becomes_text_again(tmp_path: Path) -> None:
         "pool.allocate_raw(77, stream=dev.create_stream())\n"
     )
     saved = tmp_path / "saved.json"
-    command = [sys.executable, "-m", "streampool", "run", "--mode", "debug", "--report", str(saved), str(program)]
+    command = [sys.executable, "-P", "-m", "streampool", "run", "--mode", "debug", "--report", str(saved), str(program)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stderr
     text = CliRunner().invoke(cli, ["report", str(saved)])
@@ -108,11 +115,218 @@ def test_a_saved_report_becomes_text_again(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout) == json.loads(saved.read_text())
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "3", '{"faults": 3}', "\udcff"])
-def test_what_is_no_report_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.fixture(scope="module")
+def saved_report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the JSON of a report with findings of each sort."""
+    folder = tmp_path_factory.mktemp("saved")
+    program, saved = folder / "program.py", folder / "saved.json"
+    program.write_text(
+        "import streampool as sp\ndev = sp.Device(); s = dev.create_stream(); pool = sp.Pool(dev)\n"
+        "pool.allocate_raw(77, stream=s)\nbuf = pool.allocate(1000, stream=s)\n"
+        "s.launch(lambda view: view.fill(0x41), writes=[(buf.handle, 1001)])\ns.sync(); buf.close(s)\n"
+    )
+    options = ["run", "--device", "sim", "--mode", "debug", "--report", str(saved)]
+    subprocess.run([sys.executable, "-P", "-m", "streampool", *options, str(program)], capture_output=True, check=False)
+    return saved.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"{", "is cut"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b"\x89PNG\r\n\x1a\n\0", "byte 0 is not text in UTF-8"),
+        (b'{"a": 1,, "b": 2}', "line 1, column 9"),
+        (b"[]", "expected schema urn:streampool:report:1, found none"),
+        (b"{}", "expected schema urn:streampool:report:1, found none"),
+        (b'{"faults": 3}', "expected schema urn:streampool:report:1, found none"),
+        (b'{"schema": "urn:streampool:report:9"}', "found 'urn:streampool:report:9'"),
+        (b'{"schema": "urn:streampool:report:1"}', "'tool' is missing"),
+        (b"=== streampool 0.1\nSUMMARY: streampool: no faults\n", "is a report as text already"),
+    ],
+)
+def test_a_file_that_is_no_report_ends_with_2_and_says_why(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "bad.json"
-    path.write_bytes(content.encode(errors="surrogateescape"))
+    path.write_bytes(content)
     done = CliRunner().invoke(cli, ["report", str(path)])
     assert done.exit_code == 2, done.output
-    assert "report" in done.stderr
-    assert CliRunner().invoke(cli, ["report", str(tmp_path / "none.json")]).exit_code == 2
+    assert str(path) in done.stderr
+    assert says in done.stderr
+
+
+def test_a_report_that_is_no_file_ends_with_2_and_is_named(tmp_path: Path) -> None:
+    for path, says in ((tmp_path, "is a directory"), (tmp_path / "none.json", "does not exist")):
+        done = CliRunner().invoke(cli, ["report", str(path)])
+        assert done.exit_code == 2
+        assert f"'{path}' {says}" in done.stderr
+
+
+def test_a_report_that_was_cut_anywhere_ends_with_2_and_says_so(saved_report: str, tmp_path: Path) -> None:
+    path = tmp_path / "cut.json"
+    for length in range(1, len(saved_report.rstrip()), 397):
+        path.write_text(saved_report[:length])
+        done = CliRunner().invoke(cli, ["report", str(path)])
+        assert done.exit_code == 2, done.output
+        assert f"{path} is no JSON report: it is cut" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({"faults": 3}, "faults: expected array, found 3"),
+        ({"faults": [{}]}, "faults[0]: 'kind' is missing"),
+        ({"exit_code": "1"}, "exit_code: expected integer or null, found '1'"),
+        ({"leak_policy": "some"}, "leak_policy: expected one of definite, all, off, found 'some'"),
+        ({"created": None}, "created: expected string, found null"),
+        ({"more": 1}, "'more' is not known here"),
+        ({"suppressions": [{"rule": "held:x", "used": -1}]}, "suppressions[0].used: expected 0 or more, found -1"),
+        ({"suppressions": [{"rule": "held:x", "used": float("nan")}]}, "suppressions[0].used: expected integer"),
+        ({"suppressions": [{"rule": "held:x", "used": 10**400}]}, "does not fit 64 bits"),
+    ],
+)
+def test_a_report_with_a_wrong_part_ends_with_2_and_names_the_part(
+    saved_report: str, tmp_path: Path, damage: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps({**json.loads(saved_report), **damage}))
+    done = CliRunner().invoke(cli, ["report", str(path)])
+    assert done.exit_code == 2, done.output
+    assert str(path) in done.stderr
+    assert says in done.stderr
+
+
+def test_a_report_about_a_file_whose_name_is_no_text_can_be_printed(saved_report: str, tmp_path: Path) -> None:
+    data = json.loads(saved_report)
+    data["processes"][0]["command"] = ["\udcff.py"]
+    path = tmp_path / "saved.json"
+    path.write_text(json.dumps(data))
+    done = CliRunner().invoke(cli, ["report", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "\\udcff.py" in done.stdout
+
+
+# -- where it is started ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Give a folder that is as the repository's root after a clone: ./streampool is there, and cannot run."""
+    shutil.copytree(ROOT / "streampool", tmp_path / "streampool", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "native").mkdir()
+    return tmp_path
+
+
+def python(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", config.ENVIRONMENT)}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=env | environment, timeout=60
+    )
+
+
+def test_the_source_tree_says_that_it_is_not_the_installed_package(clone: Path) -> None:
+    for arguments in (("-c", "import streampool"), ("-m", "streampool", "demo")):
+        done = python(*arguments, cwd=clone)
+        assert done.returncode == 1
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("ImportError: ")
+        assert f"{clone / 'streampool'} is streampool's source, not the installed package" in last
+        assert "-P" in last
+        assert "`make build`" in last
+    assert python("-P", "-c", "import streampool", cwd=clone).returncode == 0
+
+
+def test_a_package_that_is_not_whole_says_so(clone: Path) -> None:
+    (clone / "pyproject.toml").unlink()
+    last = python("-c", "import streampool", cwd=clone).stderr.splitlines()[-1]
+    assert "has no native core for this Python" in last
+    assert sys.executable in last
+
+
+def test_the_demo_runs_in_the_root_of_the_source_tree(clone: Path) -> None:
+    """Its child was `python -m streampool`, which found the sources in ./streampool."""
+    done = python("-P", "-m", "streampool", "demo", "--device", "sim", cwd=clone)
+    assert done.returncode == 0, done.stderr
+    assert "Exactly the 3 planted findings" in done.stdout
+
+
+def test_a_demo_whose_run_ends_without_a_report_says_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nif 'run' in sys.orig_argv: os._exit(1)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = python("-P", "-m", "streampool", "demo", "--device", "sim", cwd=tmp_path, PYTHONPATH=path)
+    assert done.returncode == 1
+    assert "Error: `streampool run` ended without a report" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_demo_whose_examples_are_not_in_the_folder_names_what_is_missing(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["demo", "--device", "sim", "--examples", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"{tmp_path} has no find_overrun_and_leak.py" in done.stderr
+
+
+def test_commands_in_the_documents_do_not_find_the_sources_before_the_package() -> None:
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.txt")]
+    commands = [line for path in texts for line in path.read_text().splitlines() if "import streampool;" in line]
+    assert commands
+    assert [line for line in commands if "python -P " not in line] == []
+
+
+# -- devices that cannot be used --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [["run", __file__], ["replay", str(TRACE)], ["demo"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize("driver", ["none", "broken"])
+def test_a_device_that_cannot_be_used_ends_with_2_and_one_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: list[str], driver: str
+) -> None:
+    library = tmp_path / "libcuda.so.1"
+    if driver == "broken":
+        library.write_text("not a library")
+    monkeypatch.setenv("STREAMPOOL_LIBCUDA", str(library))
+    done = CliRunner().invoke(cli, [verb[0], "--device", "cuda:1", *verb[1:]])
+    assert done.exit_code == 2, done.output
+    says = "there is no CUDA driver here" if driver == "none" else "the CUDA driver library cannot be loaded"
+    assert f"cuda:1 was asked for, but {says}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", [["run", __file__], ["replay", str(TRACE)], ["demo"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize("name", ["cuda:99999999999", "sim:99999999999999999999", "sim:-1", "cuda:1.5"])
+def test_an_ordinal_that_no_device_has_ends_with_2_and_says_which_there_are(
+    monkeypatch: pytest.MonkeyPatch, verb: list[str], name: str
+) -> None:
+    monkeypatch.setenv("STREAMPOOL_LIBCUDA", "/nowhere/libcuda.so.1")
+    done = CliRunner().invoke(cli, [verb[0], "--device", name, *verb[1:]])
+    assert done.exit_code == 2, done.output
+    assert f"no device is called '{name}'" in done.stderr
+    present = "sim:0" if name.startswith("sim") else "there is no CUDA driver here"
+    assert present in done.stderr.partition("2147483647;")[2]
+
+
+def test_every_verb_that_takes_a_device_tells_of_code_2() -> None:
+    for verb in VERBS:
+        output = CliRunner().invoke(cli, [verb, "--help"]).output
+        codes = output.partition("Exit codes")[2]
+        assert re.search(r"\b0\b", codes), verb
+        assert re.search(r"\b2\b", codes), verb
+        assert ("cannot be used" in codes) == ("--device" in output), verb
+
+
+# -- help=1 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], ["--version"], *([verb, "--help"] for verb in VERBS), ["doctor", "--json"]])
+def test_help_in_the_environment_prints_every_option_whatever_the_verb(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv(config.ENVIRONMENT, "help=1")
+    monkeypatch.setattr(config, "_help_shown", False)
+    done = CliRunner().invoke(cli, arguments)
+    for option in _core.option_table():
+        assert f"\n  {option.name} (" in done.stderr
+    if "--json" in arguments:
+        assert json.loads(done.stdout)["environment"] == {config.ENVIRONMENT: "help=1"}

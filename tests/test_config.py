@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import streampool as sp
@@ -100,6 +104,17 @@ def test_a_setting_of_another_type_is_a_type_error(options: dict[str, object]) -
 def test_a_mode_that_is_no_text_is_refused() -> None:
     with pytest.raises((TypeError, ValueError)):
         sp.Pool("sim:0", mode=3)  # type: ignore[arg-type]
+
+
+def test_help_in_the_environment_prints_every_option_once_when_a_program_makes_its_first_pool() -> None:
+    script = "import streampool as sp; print('imported'); sp.Pool('sim'); sp.Pool('sim', mode='debug')"
+    env = {**os.environ, config.ENVIRONMENT: "guard_bytes=64:help=1"}
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "imported\n"
+    assert done.stderr == config.options_help() + "\n"
+    env[config.ENVIRONMENT] = "help=0"
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, env=env)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("text", ["mode", "mode=debgu", "nonsense=1"])

@@ -79,6 +79,41 @@ def test_a_name_that_is_no_device_is_refused(name: str | int) -> None:
         sp.Device(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "present"),
+    [
+        ("cuda:99999999999", "there is no CUDA driver here"),
+        ("cuda:1.5", "there is no CUDA driver here"),
+        (2**31, "there is no CUDA driver here"),
+        (-1, "there is no CUDA driver here"),
+        ("sim:99999999999999999999", "there is one simulated device here: sim:0"),
+        ("sim:-1", "there is one simulated device here: sim:0"),
+        ("sim:²", "there is one simulated device here: sim:0"),
+    ],
+)
+def test_an_ordinal_that_no_device_has_is_named_with_the_devices_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, name: str | int, present: str
+) -> None:
+    monkeypatch.setenv("STREAMPOOL_LIBCUDA", "/nowhere/libcuda.so.1")
+    for call in (sp.Device, sp.Pool):
+        with pytest.raises(ValueError) as caught:
+            call(name)
+        assert str(caught.value).startswith(f"no device is called {name!r}: ")
+        assert present in str(caught.value)
+
+
+def test_an_ordinal_that_could_be_and_is_not_there_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMPOOL_LIBCUDA", "/nowhere/libcuda.so.1")
+    with pytest.raises(sp.DriverNotFoundError, match="cuda:2147483647 was asked for, but there is no CUDA driver"):
+        sp.Device("cuda:2147483647")
+    for ordinal in (7, -1, 2**31 - 1, 2**31, -(10**30)):
+        with pytest.raises(
+            sp.DriverNotFoundError, match=f"there is no device sim:{ordinal}: the simulated machine has 1"
+        ):
+            sp.sim.Device(ordinal)
+    assert sp.Device("sim:000").name == "sim:0"
+
+
 @pytest.mark.parametrize("name", [1.5, True, object(), b"sim"])
 def test_a_name_of_another_type_is_refused(name: object) -> None:
     with pytest.raises(TypeError):

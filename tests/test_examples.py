@@ -40,11 +40,24 @@ def test_a_block_that_crosses_streams_is_safe_once_it_is_declared(device: str) -
     without, with_it = [line for line in done.stdout.splitlines() if "handed out again" in line]
     assert without.startswith("without record_stream: bytes handed out again too early: yes")
     assert "too early: no; races seen: 0" in with_it
+    assert "This pool is in" not in done.stdout
     if device == "sim":
         assert "races seen: 0" not in without
         for name in ("produce", "consume"):  # both stacks
             line = line_of(EXAMPLES / "multi_stream_reuse.py", f'label="{name}"')
             assert f"multi_stream_reuse.py:{line} in {name}\n" in done.stdout
+
+
+@pytest.mark.parametrize("mode", ["debug", "paranoid"])
+def test_under_debug_the_example_of_early_reuse_says_why_it_shows_none(mode: str) -> None:
+    done = python(
+        "-P", "-m", "streampool", "run", "--mode", mode, EXAMPLES / "multi_stream_reuse.py", "--device", "sim"
+    )
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith(f"This pool is in {mode} mode, which keeps freed memory back")
+    assert "production mode" in first
+    assert all("too early: no; races seen: 0" in line for line in rest)
 
 
 def test_planted_mistakes_do_not_crash_the_program_and_are_found_under_run(device: str, tmp_path: Path) -> None:
@@ -53,7 +66,7 @@ def test_planted_mistakes_do_not_crash_the_program_and_are_found_under_run(devic
     assert alone.returncode == 0, alone.stderr
     assert "nothing crashed" in alone.stdout
     report = tmp_path / "report.json"
-    watched = python("-m", "streampool", "run", "--mode", "debug", "--report", report, script, "--device", device)
+    watched = python("-P", "-m", "streampool", "run", "--mode", "debug", "--report", report, script, "--device", device)
     assert watched.returncode == 1, watched.stderr
     found = json.loads(report.read_text())
     assert sorted(fault["kind"] for fault in found["faults"]) == ["overrun", "write_after_free"]
@@ -62,12 +75,13 @@ def test_planted_mistakes_do_not_crash_the_program_and_are_found_under_run(devic
 def test_a_log_is_replayed(device: str) -> None:
     done = python(EXAMPLES / "replay_a_log.py", "--device", device)
     assert done.returncode == 0, done.stderr
-    assert "resnet50_train: 10,157 events on 1 streams" in done.stdout
+    assert "resnet50_train: 10,157 events on 1 stream\n" in done.stdout
+    assert "sum of 5 passes (1 cold, 3 warm, 1 verifying)" in done.stdout
     assert "reserved is" in done.stdout.splitlines()[-1]
 
 
 def test_the_demo_finds_exactly_what_is_planted_and_ends_with_0(device: str) -> None:
-    done = python("-m", "streampool", "demo", "--device", device)
+    done = python("-P", "-m", "streampool", "demo", "--device", device)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"Using {device}:0 (")
     assert "Exactly the 3 planted findings" in done.stdout
@@ -85,6 +99,7 @@ def test_a_demo_whose_fault_is_not_found_fails(tmp_path: Path) -> None:
 
     script = tmp_path / "find_overrun_and_leak.py"
     script.write_text((EXAMPLES / script.name).read_text() + "\nx = 1  # planted: overrun\n")
+    (tmp_path / "traces").symlink_to(EXAMPLES / "traces")
     done = CliRunner().invoke(cli, ["demo", "--device", "sim", "--examples", str(tmp_path)])
     assert done.exit_code == 1
     assert "expected exactly" in done.stderr

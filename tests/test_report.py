@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streampool._schema import KEYWORDS, first_problem
 from streampool.faults import BlockFacts, BlockState, Fault, FaultKind, Frame, user_frames
 from streampool.leaks import Leak, LeakClass, LeakPolicy, Leaks
 from streampool.report import Coverage, NotChecked, PoolFacts, Process, Report, UsedRule, schema
@@ -484,8 +486,73 @@ def test_what_is_not_a_report_is_refused(text: str) -> None:
 def test_a_report_with_missing_parts_is_refused() -> None:
     data = report(Found()).to_dict()
     del data["coverage"]
-    with pytest.raises((KeyError, TypeError, ValueError)):
+    with pytest.raises(ValueError, match="'coverage' is missing"):
         Report.from_json(json.dumps(data))
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Give the path of every part of plain data."""
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def damaged(data: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Give a copy of plain data with another value at one place."""
+    if not path:
+        return value
+    copy = data.copy()
+    copy[path[0]] = damaged(data[path[0]], path[1:], value)
+    return copy
+
+
+def test_a_reader_finds_every_damage_that_the_schema_does_not_allow() -> None:
+    """A report with a wrong type inside gave a traceback."""
+    whole = report(
+        Found(faults=[overrun(block=freed(), below=block())], live_blocks=[block(owner="raw")]), suppressions=["held:x"]
+    ).to_dict()
+    assert first_problem(whole, schema()) is None
+    standard = jsonschema.Draft202012Validator(schema())
+    refused = 0
+    for path in places(whole):
+        for value in (None, True, "x", "0x10", -1, 1.5, [], [1], {}, {"a": 1}):
+            data = damaged(whole, path, value)
+            fits = first_problem(data, schema()) is None
+            assert fits == standard.is_valid(data), (path, value)
+            try:
+                Report.from_json(json.dumps(data)).to_text()
+            except ValueError:
+                refused += 1
+            else:
+                assert fits
+    assert refused > 1000
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**30, -(10**30)])
+def test_numbers_that_nothing_could_have_measured_are_refused(number: float) -> None:
+    whole = report(Found(faults=[overrun()])).to_dict()
+    data = damaged(whole, ("faults", 0, "time"), number)
+    with pytest.raises(ValueError, match=r"faults\[0\].time: .*(finite|64)"):
+        Report.from_json(json.dumps(data))
+
+
+def test_a_fault_whose_bytes_do_not_match_is_refused() -> None:
+    data = damaged(report(Found(faults=[overrun()])).to_dict(), ("faults", 0, "expected"), "00")
+    with pytest.raises(ValueError, match="'found' and 'expected' are not of the same bytes"):
+        Report.from_json(json.dumps(data))
+
+
+def test_the_schema_has_no_keyword_that_the_reader_does_not_check() -> None:
+    notes = {"$schema", "$id", "title", "description", "$defs"}
+
+    def keywords(part: Any) -> set[str]:
+        if not isinstance(part, dict):
+            return set()
+        inner = [*part.get("properties", {}).values(), *part.get("$defs", {}).values(), *part.get("anyOf", [])]
+        inner += [part.get("items"), part.get("additionalProperties")]
+        return set(part).union(*map(keywords, inner))
+
+    assert keywords(schema()) - notes == KEYWORDS
 
 
 U64 = st.integers(0, 2**64 - 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from typing import Any
 
 import click
@@ -20,8 +19,30 @@ _VERBS = {  # name: one line of help, so that listing the verbs imports none of 
 }
 
 
+class _NoDevice(click.ClickException):
+    """The device that was asked for cannot be used: nothing was found out, as with wrong use."""
+
+    exit_code = 2
+
+
 class _Verbs(click.Group):
-    """Finds a verb's command in its module, and suggests the nearest for a misspelt one."""
+    """Finds a verb in its module, suggests the nearest for a misspelt one, and turns errors of ours into messages."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from streampool import config
+
+        config.show_help_once()  # for every verb, and for none
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from streampool.errors import DriverError, StreamPoolError
+
+        try:
+            return super().invoke(ctx)
+        except DriverError as error:
+            raise _NoDevice(str(error)) from error
+        except StreamPoolError as error:
+            raise click.ClickException(str(error)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -71,11 +92,5 @@ def cli(context: click.Context) -> None:
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Run the command line; errors of ours are one line, not a traceback."""
-    from streampool.errors import StreamPoolError
-
-    try:
-        return cli.main(args=args, prog_name="streampool")
-    except StreamPoolError as error:
-        click.echo(f"streampool: error: {error}", err=True)
-        sys.exit(1)
+    """Run the command line."""
+    return cli.main(args=args, prog_name="streampool")

@@ -13,7 +13,7 @@ from streampool._sizes import parse_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DEVICE", "MODE", "OPTION", "SIZE", "console", "fail", "is_terminal"]
+__all__ = ["DEVICE", "MODE", "OPTION", "SIZE", "console", "echo", "fail", "is_terminal"]
 
 
 class _Mode(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -72,6 +72,12 @@ OPTION = _Option()
 def is_terminal() -> bool:
     """Say whether a person watches: progress is shown on standard error only then."""
     return sys.stderr.isatty()
+
+
+def echo(text: str) -> None:
+    """Print `text`; what the output's encoding cannot say, such as a file name that is no text, is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def console(*, stderr: bool = False) -> Console:

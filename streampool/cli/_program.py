@@ -45,12 +45,18 @@ class Program:
 
 def find(script: str, args: list[str], *, is_module: bool) -> Program:
     """Find what `script` names; a usage error says why there is nothing to run."""
+    if not script:
+        raise NoProgram(f"The program's name is empty: give {'a module' if is_module else 'a script'}.")
     if is_module:
         return _module(script, args)
     path = Path(script)
-    if path.is_dir() or _is_archive(path):
-        return Program([script, *args], script, lambda: runpy.run_path(script, run_name="__main__"))
-    if path.exists():
+    try:
+        if path.is_dir() or _is_archive(path):
+            return _with_main(script, args)
+        exists = path.exists()
+    except OSError as error:
+        raise NoProgram(f"{script!r} cannot be read: {error.strerror}.") from None
+    if exists:
         return _file(path, script, args)
     if os.sep not in script:
         found = shutil.which(script)
@@ -73,6 +79,14 @@ def _is_importable(name: str) -> bool:
         return name.isidentifier() and importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _with_main(script: str, args: list[str]) -> Program:
+    """Run a folder or a zip archive by its ``__main__``."""
+    if importlib.machinery.PathFinder.find_spec("__main__", [script]) is None:
+        what = "folder" if Path(script).is_dir() else "archive"
+        raise NoProgram(f"{script!r} cannot be run: the {what} has no __main__.py.")
+    return Program([script, *args], script, lambda: runpy.run_path(script, run_name="__main__"))
 
 
 def _file(path: Path, script: str, args: list[str]) -> Program:
@@ -101,6 +115,9 @@ def _console_script(path: Path, args: list[str]) -> Program:
 
 
 def _module(name: str, args: list[str]) -> Program:
+    if not all(name.split(".")):
+        raise NoProgram(f"{name!r} is not a module's name.")
+
     def start() -> None:
         try:
             spec = importlib.util.find_spec(name)

@@ -141,7 +141,9 @@ def _conclude(
     problem = None
     if path is not None:
         try:
-            path.write_text((report.to_json() if path.suffix == ".json" else report.to_text()) + "\n", encoding="utf-8")
+            written = report.to_json() if path.suffix == ".json" else report.to_text()
+            # A file's name may be no text: what UTF-8 cannot say is escaped.
+            path.write_text(written + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             problem = f"streampool: THE REPORT COULD NOT BE WRITTEN to {path}: {error.strerror}"
     text = [report.to_text(color=_is_terminal(sys.stderr))]

@@ -19,7 +19,7 @@ from streampool.device import Device, driver_of
 __all__ = ["command"]
 
 _SCRIPT = "find_overrun_and_leak.py"
-_TRACE = "resnet50_train.csv.gz"
+_TRACE = "traces/resnet50_train.csv.gz"
 _PLANTED = re.compile(r"#\s*planted: ([\w ]+?)\s*$", re.MULTILINE)
 
 
@@ -28,7 +28,10 @@ _PLANTED = re.compile(r"#\s*planted: ([\w ]+?)\s*$", re.MULTILINE)
     epilog="""\b
 Examples:
   streampool demo
-  streampool demo --device sim""",
+  streampool demo --device sim
+
+\b
+Exit codes: 0 all is as planted, 1 something is not, 2 wrong use, or a device that cannot be used.""",
 )
 @click.option("--device", type=DEVICE, default="auto", show_default=True, help="Where to run: auto, cuda, sim.")
 @click.option(
@@ -38,6 +41,10 @@ Examples:
 )
 def command(device: str, examples: Path | None) -> None:
     """Find planted faults in a program, then replay the allocations of a real training run."""
+    if examples is not None:
+        for name in (_SCRIPT, _TRACE):
+            if not (examples / name).is_file():
+                raise click.BadParameter(f"{examples} has no {name}", param_hint="--examples")
     driver = driver_of(Device(device))
     kind = "simulated device, in host memory: no GPU was found" if driver.simulated else "GPU"
     if driver.simulated and device != "auto":
@@ -47,7 +54,7 @@ def command(device: str, examples: Path | None) -> None:
         folder = examples or _shipped(Path(copies))
         _find_faults(folder / _SCRIPT, driver.name)
         click.echo()
-        _replay(folder / "traces" / _TRACE, driver.name)
+        _replay(folder / _TRACE, driver.name)
 
 
 def _shipped(copies: Path) -> Path:
@@ -65,9 +72,12 @@ def _find_faults(script: Path, device: str) -> None:
         report = Path(folder, "report.json")
         arguments = ["run", "--mode", "debug", "--report", str(report), str(script), "--device", device]
         click.echo(f"$ streampool {' '.join(arguments)}")
-        done = subprocess.run([sys.executable, "-m", "streampool", *arguments], check=False)
+        # -P: the current folder may hold a streampool of its own, such as the source tree's, which cannot run.
+        done = subprocess.run([sys.executable, "-P", "-m", "streampool", *arguments], check=False)
         if done.returncode != 1:
             raise click.ClickException(f"`streampool run` ended with {done.returncode}, where findings give 1")
+        if not report.is_file():
+            raise click.ClickException("`streampool run` ended without a report; its own words above tell why")
         found = _found(json.loads(report.read_text()), script)
     planted = _planted(script)
     for what, line in sorted(planted, key=lambda pair: pair[1]):

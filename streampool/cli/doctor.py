@@ -40,7 +40,8 @@ Examples:
   streampool doctor --json
 
 \b
-Exit codes: 0 nothing is broken (a machine without a GPU is not), 1 something is.""",
+Exit codes: 0 nothing is broken (a machine without a GPU is not), 1 something is, such as a driver
+that fails, 2 wrong use.""",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:

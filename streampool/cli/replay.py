@@ -28,7 +28,10 @@ Examples:
   streampool replay snapshot.pickle --device cuda --json
 
 \b
-Exit codes: 0 all served and clean, 1 failures or faults, 2 wrong use or a broken trace.""",
+Exit codes:
+  0  all served and clean
+  1  failures or faults
+  2  wrong use, a broken trace, or a device that cannot be used""",
 )
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
@@ -138,8 +141,9 @@ def _rows(result: ReplayResult) -> Iterator[tuple[str, str]]:
     for count, name in skipped:
         if count:
             yield name, f"{count:,}"
+    yield f"allocations in {result.all_passes}", f"{sum(result.reuse.values()):,}"
     for path, count in result.reuse.items():
         if count:
-            yield f"from: {path.replace('_', ' ')}", f"{count:,}"
-    yield "failures", f"{result.failures:,}"
-    yield "faults", f"{result.faults:,}"
+            yield f"  of these from: {path.replace('_', ' ')}", f"{count:,}"
+    yield "failures, all passes", f"{result.failures:,}"
+    yield "faults, all passes", f"{result.faults:,}"

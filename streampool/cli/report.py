@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from streampool.cli._common import echo
+
 __all__ = ["command"]
 
 
@@ -15,7 +17,10 @@ __all__ = ["command"]
     epilog="""\b
 Examples:
   streampool run --mode debug --report out.json train.py
-  streampool report out.json""",
+  streampool report out.json
+
+\b
+Exit codes: 0 it was printed, 2 wrong use, or a file that is no whole report.""",
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
@@ -26,15 +31,33 @@ def command(file: Path, form: str, as_json: bool) -> None:
     """Print the saved report in FILE, as `streampool run --report FILE.json` writes it."""
     from streampool.report import Report
 
-    try:
-        text = file.read_text(encoding="utf-8")
-        json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise click.UsageError(f"{file} is not a JSON report: {error}") from None
-    except OSError as error:
-        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
+    text = _read(file)
     try:
         report = Report.from_json(text)
-    except (ValueError, KeyError, TypeError) as error:
-        raise click.UsageError(f"{file} is JSON, but not a streampool report: {error}") from None
-    click.echo(report.to_json() if as_json or form == "json" else report.to_text())
+    except json.JSONDecodeError as error:
+        raise click.UsageError(f"{file} is no JSON report: {_no_json(text, error)}") from None
+    except ValueError as error:
+        raise click.UsageError(f"{file} is JSON, but no whole streampool report: {error}") from None
+    echo(report.to_json() if as_json or form == "json" else report.to_text())
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is no JSON report: byte {error.start:,} is not text in UTF-8") from None
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _no_json(text: str, error: json.JSONDecodeError) -> str:
+    """Say what is wrong with a text that is no JSON."""
+    written = text.rstrip()
+    if not written:
+        return "it is empty"
+    if "SUMMARY: streampool:" in written:
+        return "it is a report as text already; `streampool run --report FILE.json` writes JSON"
+    where = f"line {error.lineno}, column {error.colno}"
+    if error.pos >= len(written) or error.msg.startswith("Unterminated"):
+        return f"it is cut: it ends in the middle of what begins at {where} or before"
+    return f"{where}: {error.msg}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ Exit codes:
   1 (--error-exitcode)  faults or counted leaks were found
   the program's own     when that is not 0
   3                     no allocation was observed at all
-  2                     wrong use of this command
+  2                     wrong use, or a --device that cannot be used: the program was not run
   0                     none of these""",
 )
 @click.option(
@@ -86,6 +87,8 @@ def command(
         report = report.absolute()  # the program may change the directory
         _writable(report)
     rules = None if suppressions is None else _rules(suppressions)
+    if device is not None:
+        _usable(device)
     sys.exit(
         _watch.run(
             program,
@@ -106,6 +109,28 @@ def _rules(path: Path) -> Suppressions:
         return Suppressions.read(path)
     except (OSError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--suppressions") from None
+
+
+_NOT_USABLE = 2
+_PROBE = f"""
+import sys
+import streampool
+try:
+    streampool.Device(sys.argv[1])
+except streampool.DriverError as error:
+    print(error, end="", file=sys.stderr)
+    sys.exit({_NOT_USABLE})
+"""
+
+
+def _usable(device: str) -> None:
+    """Refuse a device that cannot be used, before the program runs. The simulated one is the program's to configure."""
+    if not device.startswith("cuda"):
+        return
+    # In a process of its own: the program may still choose among the GPUs by its environment, and may fork.
+    probed = subprocess.run([sys.executable, "-P", "-c", _PROBE, device], capture_output=True, text=True, check=False)
+    if probed.returncode == _NOT_USABLE:
+        raise click.BadParameter(probed.stderr, param_hint="--device")
 
 
 def _writable(path: Path) -> None:
