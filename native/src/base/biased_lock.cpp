@@ -20,9 +20,6 @@ constexpr std::uint32_t kFirstStreak = 16;
 constexpr std::uint8_t kMaxLost = 16;
 constexpr int kSpins = 64;
 
-// The seat of threads that have none: never anybody's bias, so never waited for.
-LockSeat g_no_seat;
-
 struct Seats {
   std::mutex mutex;
   std::vector<LockSeat*> free;
@@ -82,6 +79,7 @@ void wait_a_little(int* spins) {
 
 }  // namespace
 
+LockSeat g_no_seat;
 constinit thread_local LockSeat* g_lock_seat __attribute__((tls_model("initial-exec"))) = &g_no_seat;
 
 void BiasedLock::lock_plain(LockSeat& seat) noexcept {

@@ -24,8 +24,9 @@ struct alignas(64) LockSeat {
   std::atomic<const BiasedLock*> inside{nullptr};  // written by its thread alone
 };
 
-// This thread's seat. Before its first plain lock and after its end a thread has none, which is one that nobody's bias
-// names.
+// The seat of threads that have none yet, or none any more. No bias names it; what it says is nobody's word, since many
+// threads write it at once.
+extern LockSeat g_no_seat;
 extern constinit thread_local LockSeat* g_lock_seat __attribute__((tls_model("initial-exec")));
 
 class BiasedLock {
@@ -47,7 +48,7 @@ class BiasedLock {
   }
   void unlock() noexcept {
     LockSeat& seat = *g_lock_seat;
-    if (seat.inside.load(std::memory_order_relaxed) == this)
+    if (&seat != &g_no_seat && seat.inside.load(std::memory_order_relaxed) == this)
       leave(seat);
     else
       taken_.store(false, std::memory_order_release);
