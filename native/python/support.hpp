@@ -26,8 +26,7 @@ void bind_errors(nb::module_& m);
 [[noreturn]] void raise_driver_error(const std::string& text);
 [[noreturn]] void raise_closed(const std::string& text);
 
-// -- stream arguments (streams.cpp)
-// ------------------------------------------------------------------------------------
+// -- stream arguments (streams.cpp) ----------------------------------------------------------------------------------
 void bind_streams(nb::module_& m);
 // The handle that an argument names: None is the current stream, an int a handle, else __cuda_stream__().
 // Raises StreamError for closed objects and other devices' streams, TypeError for anything else.
@@ -37,14 +36,13 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
 nb::object resolve_current(nb::object stream, const pool::Core& core);
 driver::EventHandle event_handle(nb::handle event);
 
-// -- stacks (stacks.cpp)
-// ------------------------------------------------------------------------------------------------
+// -- stacks (stacks.cpp) ---------------------------------------------------------------------------------------------
 void bind_stacks(nb::module_& m);
 // Interns the Python frames of the calling thread, innermost first. Needs the GIL; never raises.
 debug::StackId capture_stack(int depth) noexcept;
 
-// -- the rest: a file each
-// ------------------------------------------------------------------------------------------------
+// -- the rest: a file each -------------------------------------------------------------------------------------------
+void bind_buffer(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_options(nb::module_& m);
 void bind_pool(nb::module_& m);
