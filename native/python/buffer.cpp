@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "arguments.hpp"
 #include "facts.hpp"
 #include "pool_objects.hpp"
 #include "support.hpp"
@@ -14,6 +15,16 @@ namespace {
 using pool::Core;
 using pool::Errc;
 using pool::Failure;
+
+constexpr Instance<PyBuffer> kSelf{"self", "a Buffer"};
+constexpr Whole<std::uint8_t> kValue{"value", "a byte"};
+
+// Calls the driver without the GIL, on behalf of `verb`.
+template <typename Call>
+void driver_call(const char* verb, Call&& call) {
+  const driver::Status status = unlocked(call);
+  if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
+}
 
 void close_buffer(PyBuffer& self, nb::handle stream) {
   if (self.closed) return;
@@ -44,16 +55,13 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
       }
     }
     request.fence_too = too;
-    Failure failure;
-    Errc errc = Errc::ok;
     self.closed = true;  // before the GIL goes: of two threads that close it, one does
     if (!too.empty() || !self.core->try_free(self.block, request)) {
-      WithoutGil release;
-      errc = self.core->free(self.block, request, &failure);
-    }
-    if (errc != Errc::ok) {
-      self.closed = false;
-      raise(failure);
+      Failure failure;
+      if (unlocked([&] { return self.core->free(self.block, request, &failure); }) != Errc::ok) {
+        self.closed = false;
+        raise(failure);
+      }
     }
   }
   self.recorded.clear();
@@ -67,6 +75,11 @@ void must_be_open(const PyBuffer& self, const char* verb) {
   if (!self.core->live(self.block))
     throw nb::value_error(
         (std::string(verb) + ": the block at " + pool::hex(self.block.address) + " was freed by its address").c_str());
+}
+
+// The stream of a call on the buffer: None is the one that it was allocated on.
+driver::StreamHandle own_stream_handle(const PyBuffer& self, nb::handle stream, const char* verb) {
+  return stream_handle(stream.is_none() ? nb::handle(self.stream) : stream, *self.core, verb);
 }
 
 bool host_accessible(const PyBuffer& self) {
@@ -102,11 +115,19 @@ void wait_for_stream(Core& core, driver::StreamHandle stream) {
   if (!status.ok()) raise_driver_error("copy: " + driver::describe(status));
 }
 
+// Ordinary host memory that the caller gave to read or to write.
 struct HostView {
   Py_buffer view{};
-  explicit HostView(nb::handle object, bool writable) {
-    if (PyObject_GetBuffer(object.ptr(), &view, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0)
+  HostView(nb::handle object, bool writable) {
+    if (PyObject_GetBuffer(object.ptr(), &view, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) == 0) return;
+    // NumPy says what is wrong with its array; others only that something is.
+    if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_BufferError))
       throw nb::python_error();
+    PyErr_Clear();
+    refuse(PyExc_TypeError, writable ? "dst" : "src",
+           writable ? "a Buffer or writable host memory in one piece, as a bytearray or a NumPy array"
+                    : "a Buffer or host memory in one piece, as bytes or a NumPy array",
+           object);
   }
   ~HostView() { PyBuffer_Release(&view); }
   HostView(const HostView&) = delete;
@@ -116,8 +137,7 @@ struct HostView {
 void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
   const char* verb = to_other ? "copy_to" : "copy_from";
   must_be_open(self, verb);
-  const driver::StreamHandle handle =
-      stream_handle(stream.is_none() ? nb::handle(self.stream) : stream, *self.core, verb);
+  const driver::StreamHandle handle = own_stream_handle(self, stream, verb);
   const auto sizes = [&](Bytes there) {
     if (there != self.size)
       throw nb::value_error((std::string(verb) + ": the sizes differ: " + std::to_string(self.size) + " and " +
@@ -125,20 +145,15 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
                                 .c_str());
   };
   const auto queue = [&](Address there) {
-    driver::Status status;
-    {
-      WithoutGil release;
-      if (self.size != 0)
-        status = to_other ? self.core->driver().copy(handle, there, self.block.address, self.size)
-                          : self.core->driver().copy(handle, self.block.address, there, self.size);
-    }
-    if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
+    if (self.size == 0) return;
+    const Address from = to_other ? self.block.address : there, to = to_other ? there : self.block.address;
+    driver_call(verb, [&] { return self.core->driver().copy(handle, to, from, self.size); });
   };
-  if (nb::isinstance<PyBuffer>(other)) {
-    const PyBuffer& b = nb::cast<const PyBuffer&>(other);
-    must_be_open(b, verb);
-    sizes(b.size);
-    queue(b.block.address);
+  const PyBuffer* buffer = nullptr;
+  if (nb::try_cast(other, buffer, false) && buffer != nullptr) {
+    must_be_open(*buffer, verb);
+    sizes(buffer->size);
+    queue(buffer->block.address);
     return;
   }
   HostView view(other, to_other);
@@ -151,14 +166,23 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
   wait_for_stream(*self.core, handle);
 }
 
+// Python may make an object and never initialise it (`Buffer.__new__`): there is nothing in it.
 int get_buffer(PyObject* object, Py_buffer* view, int flags) noexcept {
+  view->obj = nullptr;
+  if (!nb::inst_ready(object)) {
+    PyErr_SetString(PyExc_BufferError, "the buffer was never allocated; Pool.allocate makes buffers");
+    return -1;
+  }
   PyBuffer* self = nb::inst_ptr<PyBuffer>(object);
-  if (self->closed || !Core::live(self->block) || !host_accessible(*self)) {
-    PyErr_SetString(PyExc_BufferError,
-                    self->closed
-                        ? "the buffer is closed"
-                        : "device memory cannot be viewed from the host; copy_to() a host array, or use kind='pinned'");
-    view->obj = nullptr;
+  const char* problem = nullptr;
+  if (self->closed)
+    problem = "the buffer is closed";
+  else if (!Core::live(self->block))
+    problem = "the buffer's block was freed by its address";
+  else if (!host_accessible(*self))
+    problem = "device memory cannot be viewed from the host; copy_to() a host array, or use kind='pinned'";
+  if (problem != nullptr) {
+    PyErr_SetString(PyExc_BufferError, problem);
     return -1;
   }
   static char empty = 0;
@@ -181,6 +205,7 @@ int traverse_buffer(PyObject* object, visitproc visit, void* arg) noexcept {
 }
 
 int clear_buffer(PyObject* object) noexcept {
+  if (!nb::inst_ready(object)) return 0;
   PyBuffer* self = nb::inst_ptr<PyBuffer>(object);
   self->pool.reset();
   self->stream.reset();
@@ -229,66 +254,54 @@ void bind_buffer(nb::module_& m) {
           "record_stream",
           [](PyBuffer& b, nb::object stream) {
             must_be_open(b, "record_stream");
-            const driver::StreamHandle handle = stream_handle(stream, *b.core, "record_stream", true);
+            const driver::StreamHandle handle = named_stream_handle(stream, *b.core, "record_stream", true);
             guarded([&](Failure* f) { return b.core->record_stream(b.block, handle, f); });
-            if (stream.is_none() || PyLong_Check(stream.ptr())) return;
+            if (PyLong_Check(stream.ptr())) return;
             for (const nb::object& known : b.recorded)
               if (known.is(stream)) return;
             b.recorded.push_back(stream);
           },
-          nb::arg("stream"), "Work queued on `stream` until the block is freed may touch it.")
+          nb::arg("stream").none(), "Work queued on `stream` until the block is freed may touch it.")
       .def(
           "record_event",
-          [](PyBuffer& b, nb::object event) {
+          [](PyBuffer& b, nb::handle event) {
             must_be_open(b, "record_event");
             const driver::EventHandle handle = event_handle(event);
             guarded([&](Failure* f) { return b.core->record_event(b.block, handle, f); });
           },
-          nb::arg("event"), "Only what `event` covers may touch the block beside its own stream.")
+          nb::arg("event").none(), "Only what `event` covers may touch the block beside its own stream.")
       .def("close", &close_buffer, nb::arg("stream").none() = nb::none(),
            "Free on `stream`, which must be ordered after all use; None: release, ordered by the block's own streams. "
            "Twice is harmless.")
       .def(
           "fill",
-          [](PyBuffer& b, nb::object value, nb::object stream) {
+          [](PyBuffer& b, Given<kValue> value, nb::handle stream) {
             must_be_open(b, "fill");
-            if (PyBool_Check(value.ptr()) || !PyLong_Check(value.ptr()))
-              throw nb::type_error("fill: a value is an int from 0 to 255");
-            const long byte = PyLong_AsLong(value.ptr());
-            if (byte < 0 || byte > 255) {
-              PyErr_Clear();
-              throw nb::value_error(
-                  ("fill: a value is an int from 0 to 255, not " + nb::cast<std::string>(nb::str(value))).c_str());
-            }
-            const driver::StreamHandle handle =
-                stream_handle(stream.is_none() ? nb::handle(b.stream) : stream, *b.core, "fill");
-            driver::Status status;
-            {
-              WithoutGil release;
-              if (b.size != 0)
-                status = b.core->driver().fill(handle, b.block.address, static_cast<std::uint8_t>(byte), b.size);
-            }
-            if (!status.ok()) raise_driver_error("fill: " + driver::describe(status));
+            const driver::StreamHandle handle = own_stream_handle(b, stream, "fill");
+            if (b.size == 0) return;
+            driver_call("fill", [&] { return b.core->driver().fill(handle, b.block.address, *value, b.size); });
           },
-          nb::arg("value"), nb::kw_only(), nb::arg("stream").none() = nb::none())
+          parameter<kValue>(), nb::kw_only(), nb::arg("stream").none() = nb::none())
       .def(
-          "copy_to", [](PyBuffer& b, nb::object dst, nb::object stream) { copy(b, dst, stream, true); }, nb::arg("dst"),
-          nb::kw_only(), nb::arg("stream").none() = nb::none(),
+          "copy_to", [](PyBuffer& b, nb::handle dst, nb::handle stream) { copy(b, dst, stream, true); },
+          nb::arg("dst").none(), nb::kw_only(), nb::arg("stream").none() = nb::none(),
           "Copy to a Buffer (queued) or to writable host memory (waits).")
       .def(
-          "copy_from", [](PyBuffer& b, nb::object src, nb::object stream) { copy(b, src, stream, false); },
-          nb::arg("src"), nb::kw_only(), nb::arg("stream").none() = nb::none(),
+          "copy_from", [](PyBuffer& b, nb::handle src, nb::handle stream) { copy(b, src, stream, false); },
+          nb::arg("src").none(), nb::kw_only(), nb::arg("stream").none() = nb::none(),
           "Copy from a Buffer (queued) or from host memory (waits).")
       .def(
           "numpy",
-          [](nb::object self, nb::object dtype) {
-            const PyBuffer& b = nb::cast<const PyBuffer&>(self);
+          [](nb::handle self, nb::handle dtype) {
+            const PyBuffer& b = convert(self, kSelf);
             must_be_open(b, "numpy");
+            // NumPy would take it as float64.
+            if (dtype.is_none()) refuse(PyExc_TypeError, "dtype", "a NumPy data type such as 'float32'", dtype);
             const nb::module_ np = nb::module_::import_("numpy");
             if (b.size == 0) return np.attr("empty")(0, dtype);
             return np.attr("frombuffer")(self, dtype);
           },
-          nb::arg("dtype") = "uint8",
+          nb::arg("dtype").none() = "uint8",
           "A NumPy view of host-accessible memory; the block cannot be closed while it lives.")
       .def("facts",
            [](const PyBuffer& b) {
@@ -296,9 +309,9 @@ void bind_buffer(nb::module_& m) {
              return facts ? nb::object(facts_dict(*facts)) : nb::none();
            })
       .def("__enter__",
-           [](nb::object self) {
-             must_be_open(nb::cast<PyBuffer&>(self), "with");
-             return self;
+           [](nb::handle self) {
+             must_be_open(convert(self, kSelf), "with");
+             return nb::borrow(self);
            })
       .def("__exit__", [](PyBuffer& b, nb::args) { close_buffer(b, nb::none()); })
       .def("__len__", [](const PyBuffer& b) { return b.size; })

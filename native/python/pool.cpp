@@ -1,10 +1,13 @@
 // Pool. The GIL is held for what cannot block (a slot on a lasting stream) and released for everything else.
-#include <nanobind/stl/map.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "arguments.hpp"
 #include "facts.hpp"
 #include "pool_objects.hpp"
 #include "support.hpp"
@@ -16,42 +19,25 @@ using pool::Core;
 using pool::Errc;
 using pool::Failure;
 
-Bytes size_argument(nb::handle size) {
-  if (PyBool_Check(size.ptr()) || !PyLong_Check(size.ptr()))
-    throw nb::type_error(("a size is a whole number of bytes, not " + nb::cast<std::string>(nb::repr(size)) +
-                          " of type " + nb::cast<std::string>(nb::str(size.type().attr("__name__"))))
-                             .c_str());
-  int overflow = 0;
-  const long long small = PyLong_AsLongLongAndOverflow(size.ptr(), &overflow);
-  if (overflow < 0 || (overflow == 0 && small < 0))
-    throw nb::value_error(("a size is 0 bytes or more, not " + nb::cast<std::string>(nb::str(size))).c_str());
-  if (overflow == 0) return static_cast<Bytes>(small);
-  const unsigned long long large = PyLong_AsUnsignedLongLong(size.ptr());
-  if (PyErr_Occurred() == nullptr) return large;
-  PyErr_Clear();
-  throw nb::value_error(("a size fits 64 bits; " + nb::cast<std::string>(nb::str(size)) + " does not").c_str());
-}
+constexpr Instance<PyPool> kSelf{"self", "a Pool that was initialised"};
+constexpr Whole<> kSize{"size", "a whole number of bytes"};
+constexpr Whole<> kAlignment{"alignment", "a power of two", 1, kMaxAlignment};
+constexpr Whole<> kPointer{"ptr", "an address"};
+constexpr OptionalFlag kStreamOrdered{"stream_ordered"};
+constexpr OptionalText kTag{"tag"};
+constexpr Size kReserve{"size"};
+constexpr Size kKeepBytes{"keep_bytes"};
+constexpr Seconds kTimeout{"timeout"};
+constexpr Callable kCallback{"callback"};
 
-Bytes alignment_argument(nb::handle alignment) {
-  if (PyBool_Check(alignment.ptr()) || !PyLong_Check(alignment.ptr()))
-    throw nb::type_error(
-        ("an alignment is a whole number of bytes, not " + nb::cast<std::string>(nb::repr(alignment))).c_str());
-  const unsigned long long value = PyLong_AsUnsignedLongLong(alignment.ptr());
-  if (PyErr_Occurred() == nullptr) return value;
-  PyErr_Clear();
-  throw nb::value_error(
-      ("an alignment is a power of two from 1 to 2097152 (2 MiB), not " + nb::cast<std::string>(nb::str(alignment)))
-          .c_str());
-}
-
-// A size that may be written as text.
-Bytes flexible_size(nb::handle value) {
-  if (!nb::isinstance<nb::str>(value)) return size_argument(value);
-  Bytes bytes = 0;
-  std::string error;
-  if (!pool::parse_size(nb::cast<std::string>(value), &bytes, &error)) throw nb::value_error(error.c_str());
-  return bytes;
-}
+constexpr Instance<driver::Driver, std::shared_ptr<driver::Driver>> kDriver{"driver", "a device's driver"};
+constexpr Choice<Kind>::Word kKinds[] = {
+    {"device", Kind::device}, {"pinned", Kind::pinned}, {"managed", Kind::managed}};
+constexpr Choice<Kind> kKind{"kind", "'device', 'pinned' or 'managed'", kKinds};
+constexpr Text kName{"name"};
+constexpr Builtin<nb::dict> kOptions{"options", "a dict of options"};
+constexpr Text kOptionName{"an option's name"};
+constexpr Text kOptionValue{"an option's value"};
 
 // on_fault=raise: at the pool's next call after a finding arrived, before that call does anything.
 void raise_found_faults(PyPool& self) {
@@ -76,124 +62,39 @@ pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle st
   pool::BlockRef block;
   if (core.try_allocate(request, &block)) return block;
   Failure failure;
-  Errc errc = Errc::ok;
-  {
-    WithoutGil release;
-    errc = core.allocate(request, &block, &failure);
-  }
-  if (errc != Errc::ok) raise(failure);
+  if (unlocked([&] { return core.allocate(request, &block, &failure); }) != Errc::ok) raise(failure);
   return block;
 }
 
-void free_raw(PyPool& self, nb::handle pointer, nb::handle stream) {
-  if (PyBool_Check(pointer.ptr()) || !PyLong_Check(pointer.ptr()))
-    throw nb::type_error("free_raw: a pointer is an int address");
-  const unsigned long long address = PyLong_AsUnsignedLongLong(pointer.ptr());
-  if (PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    throw nb::value_error("free_raw: a pointer is an address from 0 to 2^64 - 1");
-  }
+void free_raw(PyPool& self, Given<kPointer> pointer, nb::handle stream) {
   if (frees_ignored()) return;
   raise_found_faults(self);
   pool::FreeRequest request;
   if (!stream.is_none()) request.stream = stream_handle(stream, *self.core, "free_raw");
   if (self.core->debugging()) request.stack = capture_stack(self.stack_depth);
-  if (self.core->try_free(address, request)) return;
+  if (self.core->try_free(*pointer, request)) return;
   Failure failure;
-  Errc errc = Errc::ok;
-  {
-    WithoutGil release;
-    errc = self.core->free(address, request, &failure);
-  }
-  if (errc != Errc::ok) raise(failure);
+  if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise(failure);
 }
 
-std::unique_ptr<PyPool> make_pool(std::shared_ptr<driver::Driver> driver, const std::string& kind,
-                                  const std::string& name, nb::dict options) {
-  Kind k = Kind::device;
-  if (kind == "pinned")
-    k = Kind::pinned;
-  else if (kind == "managed")
-    k = Kind::managed;
-  else if (kind != "device")
-    throw nb::value_error(("kind is 'device', 'pinned' or 'managed', not '" + kind + "'").c_str());
+PyPool make_pool(std::shared_ptr<driver::Driver> driver, Kind kind, std::string_view name, nb::dict options) {
   pool::OptionMap map;
-  for (auto [key, value] : options) map[nb::cast<std::string>(key)] = nb::cast<std::string>(value);
+  for (auto [key, value] : options) map[std::string(convert(key, kOptionName))] = convert(value, kOptionValue);
   pool::Options parsed;
   std::string error;
   if (!pool::to_options(map, &parsed, &error)) throw nb::value_error(error.c_str());
-  auto self = std::make_unique<PyPool>();
+  PyPool self;
   Failure failure;
-  {
-    WithoutGil release;
-    self->core = Core::create(std::move(driver), k, name, parsed, &failure);
-  }
-  if (!self->core) raise(failure);
-  self->stack_depth = parsed.stack_depth;
-  self->options = options;
-  pool::Hooks& hooks = self->core->hooks();
-  hooks.interrupted = [] {
-    if (driver::ending() != driver::Ending::no || Py_IsInitialized() == 0) return false;
-    WithGil gil;
-    return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
-  };
-  hooks.collect_garbage = [] {
-    if (driver::ending() != driver::Ending::no || Py_IsInitialized() == 0) return;
-    WithGil gil;
-    PyGC_Collect();
-  };
+  self.core = unlocked([&] { return Core::create(std::move(driver), kind, std::string(name), parsed, &failure); });
+  if (!self.core) raise(failure);
+  self.stack_depth = parsed.stack_depth;
+  self.options = std::move(options);
+  self.oom_callback = std::make_shared<OomCallback>();
+  set_hooks(self.core->hooks(), self.oom_callback);
   return self;
 }
 
-nb::dict stats_dict(Core& core) {
-  must_not_be_forked();
-  pool::Stats s;
-  {
-    WithoutGil release;
-    s = core.stats();
-  }
-  nb::dict d;
-#define PUT(field) d[#field] = s.field
-  PUT(in_use);
-  PUT(rounding);
-  PUT(guards);
-  PUT(quarantined);
-  PUT(pending);
-  PUT(cached);
-  PUT(reserved);
-  PUT(in_use_peak);
-  PUT(reserved_peak);
-  PUT(limit);
-  PUT(largest_free);
-  PUT(allocations);
-  PUT(frees);
-  PUT(live_blocks);
-  PUT(allocated_bytes);
-  PUT(segments);
-  PUT(handles);
-  PUT(streams);
-  PUT(slabs);
-  PUT(extents);
-  PUT(fences);
-  PUT(fences_failed);
-  PUT(polls);
-  PUT(wait_edges);
-  PUT(context_events);
-  PUT(stream_lookups);
-  PUT(host_waits);
-  PUT(out_of_memory);
-  PUT(trampled);
-  PUT(legacy_fences);
-#undef PUT
-  nb::dict paths;
-  for (std::size_t i = 0; i < pool::kPathCount; ++i) paths[pool::path_words()[i]] = s.paths[i];
-  d["paths"] = paths;
-  return d;
-}
-
 }  // namespace
-
-std::shared_ptr<Core> core_of(nb::handle pool) { return nb::cast<PyPool&>(pool).core; }
 
 void bind_pool(nb::module_& m) {
   m.attr("_fault_hook") = nb::none();
@@ -201,9 +102,10 @@ void bind_pool(nb::module_& m) {
                      "A stream-ordered memory pool. Use streampool.Pool.")
       .def(
           "__init__",
-          [](PyPool* self, std::shared_ptr<driver::Driver> driver, const std::string& kind, const std::string& name,
-             nb::dict options) { new (self) PyPool(std::move(*make_pool(std::move(driver), kind, name, options))); },
-          nb::arg("driver"), nb::kw_only(), nb::arg("kind"), nb::arg("name"), nb::arg("options"))
+          [](PyPool* self, Given<kDriver> driver, Given<kKind> kind, Given<kName> name, Given<kOptions> options) {
+            new (self) PyPool(make_pool(*driver, *kind, *name, *options));
+          },
+          parameter<kDriver>(), nb::kw_only(), parameter<kKind>(), parameter<kName>(), parameter<kOptions>())
       .def_prop_ro("name", [](const PyPool& p) { return p.core->name(); })
       .def_prop_ro("kind", [](const PyPool& p) { return std::string(kind_name(p.core->kind())); })
       .def_prop_ro("driver", [](const PyPool& p) { return p.core->shared_driver(); })
@@ -211,97 +113,88 @@ void bind_pool(nb::module_& m) {
       .def_prop_ro("is_closed", [](const PyPool& p) { return p.core->closed(); })
       .def(
           "allocate",
-          [](nb::object self, nb::object size, nb::object stream, nb::object alignment,
-             std::optional<bool> stream_ordered, std::optional<std::string> tag) {
-            PyPool& p = nb::cast<PyPool&>(self);
-            const Bytes bytes = size_argument(size);
+          [](nb::handle self, Given<kSize> size, nb::object stream, Given<kAlignment> alignment,
+             Given<kStreamOrdered> stream_ordered, Given<kTag> tag) {
+            PyPool& p = convert(self, kSelf);
             stream = resolve_current(stream, *p.core);
             const pool::BlockRef block =
-                allocate(p, bytes, alignment_argument(alignment), stream, stream_ordered.value_or(false), false,
-                         tag ? std::string_view(*tag) : std::string_view());
+                allocate(p, *size, *alignment, stream, stream_ordered->value_or(false), false, tag->value_or(""));
             nb::object buffer = nb::inst_alloc(nb::type<PyBuffer>());
             PyBuffer* b = nb::inst_ptr<PyBuffer>(buffer);
-            new (b) PyBuffer{p.core, block, bytes, false, 0, self, stream, {}};
+            new (b) PyBuffer{p.core, block, *size, false, 0, nb::borrow(self), stream, {}};
             nb::inst_mark_ready(buffer);
             return buffer;
           },
-          nb::arg("size"), nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("alignment") = 256,
-          nb::arg("stream_ordered") = nb::none(), nb::arg("tag") = nb::none(),
+          parameter<kSize>(), nb::kw_only(), nb::arg("stream").none() = nb::none(), parameter<kAlignment>() = 256,
+          parameter<kStreamOrdered>() = nb::none(), parameter<kTag>() = nb::none(),
           "Allocate `size` bytes on `stream`. Raises OutOfMemoryError, StreamError, PoolClosedError, ValueError, "
           "TypeError.")
       .def(
           "allocate_raw",
-          [](PyPool& p, nb::object size, nb::object stream, nb::object alignment) {
-            const Address address =
-                allocate(p, size_argument(size), alignment_argument(alignment), stream, false, true, {}).address;
-            return address;
+          [](PyPool& p, Given<kSize> size, nb::handle stream, Given<kAlignment> alignment) {
+            return allocate(p, *size, *alignment, stream, false, true, {}).address;
           },
-          nb::arg("size"), nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("alignment") = 256,
+          parameter<kSize>(), nb::kw_only(), nb::arg("stream").none() = nb::none(), parameter<kAlignment>() = 256,
           "As allocate, but gives the address; free it with free_raw.")
-      .def("free_raw", &free_raw, nb::arg("ptr"), nb::kw_only(), nb::arg("stream").none() = nb::none(),
+      .def("free_raw", &free_raw, parameter<kPointer>(), nb::kw_only(), nb::arg("stream").none() = nb::none(),
            "Free a block by address, on `stream`; None: on the block's own. Raises InvalidFreeError, StreamError.")
       .def(
           "record_stream_raw",
-          [](PyPool& p, Address address, nb::object stream) {
-            const driver::StreamHandle handle = stream_handle(stream, *p.core, "record_stream", true);
-            guarded([&](Failure* f) { return p.core->record_stream(address, handle, f); });
+          [](PyPool& p, Given<kPointer> pointer, nb::handle stream) {
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "record_stream", true);
+            guarded([&](Failure* f) { return p.core->record_stream(*pointer, handle, f); });
           },
-          nb::arg("ptr"), nb::arg("stream"))
+          parameter<kPointer>(), nb::arg("stream").none())
       .def(
           "record_event_raw",
-          [](PyPool& p, Address address, nb::object event) {
+          [](PyPool& p, Given<kPointer> pointer, nb::handle event) {
             const driver::EventHandle handle = event_handle(event);
-            guarded([&](Failure* f) { return p.core->record_event(address, handle, f); });
+            guarded([&](Failure* f) { return p.core->record_event(*pointer, handle, f); });
           },
-          nb::arg("ptr"), nb::arg("event"))
+          parameter<kPointer>(), nb::arg("event").none())
       .def(
           "register_stream",
-          [](PyPool& p, nb::object stream) {
-            const driver::StreamHandle handle = stream_handle(stream, *p.core, "register_stream");
+          [](PyPool& p, nb::handle stream) {
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "register_stream");
             guarded([&](Failure* f) { return p.core->register_stream(handle, f); });
           },
-          nb::arg("stream"))
+          nb::arg("stream").none())
       .def(
           "forget_stream",
-          [](PyPool& p, nb::object stream) {
-            const driver::StreamHandle handle = stream_handle(stream, *p.core, "forget_stream");
+          [](PyPool& p, nb::handle stream) {
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "forget_stream");
             guarded([&](Failure* f) { return p.core->forget_stream(handle, f); });
           },
-          nb::arg("stream"))
+          nb::arg("stream").none())
       .def(
           "begin_capturing",
-          [](PyPool& p, nb::object) {
-            WithoutGil release;
-            p.core->begin_capture();
+          [](PyPool& p, nb::handle stream) {
+            stream_handle(stream, *p.core, "begin_capturing");
+            unlocked([&] { p.core->begin_capture(); });
           },
           nb::arg("stream").none())
       .def(
           "end_capturing",
-          [](PyPool& p, nb::object) {
-            WithoutGil release;
-            p.core->end_capture();
+          [](PyPool& p, nb::handle stream) {
+            // A stream that was closed meanwhile ends its capture too, or the pool would see it open for ever.
+            must_look_like_a_stream(stream);
+            unlocked([&] { p.core->end_capture(); });
           },
           nb::arg("stream").none())
       .def(
           "reserve",
-          [](PyPool& p, nb::object size) {
-            const Bytes bytes = flexible_size(size);
+          [](PyPool& p, Given<kReserve> size) {
             Bytes reserved = 0;
-            guarded([&](Failure* f) { return p.core->reserve(bytes, &reserved, f); });
+            guarded([&](Failure* f) { return p.core->reserve(*size, &reserved, f); });
             return reserved;
           },
-          nb::arg("size"),
+          parameter<kReserve>(),
           "Take memory from the driver in advance, up to `size` bytes in all; gives the bytes reserved.")
       .def(
           "trim",
-          [](PyPool& p, nb::object keep) {
+          [](PyPool& p, Given<kKeepBytes> keep) {
             must_not_be_forked();
-            const Bytes bytes = flexible_size(keep);
-            pool::TrimResult r;
-            {
-              WithoutGil release;
-              r = p.core->trim(bytes);
-            }
+            const pool::TrimResult r = unlocked([&] { return p.core->trim(*keep); });
             check_interrupt();
             nb::dict d;
             d["released"] = r.released;
@@ -310,8 +203,12 @@ void bind_pool(nb::module_& m) {
             d["reserved"] = r.reserved;
             return d;
           },
-          nb::arg("keep_bytes") = 0)
-      .def("stats", [](PyPool& p) { return stats_dict(*p.core); })
+          parameter<kKeepBytes>() = 0)
+      .def("stats",
+           [](PyPool& p) {
+             must_not_be_forked();
+             return stats_dict(unlocked([&] { return p.core->stats(); }));
+           })
       .def("reset_peaks",
            [](PyPool& p) {
              must_not_be_forked();
@@ -319,13 +216,9 @@ void bind_pool(nb::module_& m) {
            })
       .def(
           "check",
-          [](PyPool& p, double timeout) {
+          [](PyPool& p, Given<kTimeout> timeout) {
             must_not_be_forked();
-            pool::CheckReport r;
-            {
-              WithoutGil release;
-              r = p.core->check(timeout);
-            }
+            const pool::CheckReport r = unlocked([&] { return p.core->check(*timeout); });
             check_interrupt();
             if (r.errc == Errc::driver) raise_driver_error(r.text);
             nb::dict d;
@@ -337,7 +230,7 @@ void bind_pool(nb::module_& m) {
             d["not_checked"] = skipped;
             return d;
           },
-          nb::arg("timeout") = 10.0)
+          parameter<kTimeout>() = 10.0)
       .def("take_faults",
            [](PyPool& p) {
              must_not_be_forked();
@@ -348,13 +241,8 @@ void bind_pool(nb::module_& m) {
       .def("live_blocks",
            [](PyPool& p) {
              must_not_be_forked();
-             std::vector<debug::BlockFacts> blocks;
-             {
-               WithoutGil release;
-               blocks = p.core->live_blocks();
-             }
              nb::list out;
-             for (const debug::BlockFacts& f : blocks) {
+             for (const debug::BlockFacts& f : unlocked([&] { return p.core->live_blocks(); })) {
                nb::dict d = facts_dict(f);
                d["owner"] = f.raw ? "raw" : f.state == debug::BlockState::released ? "released" : "buffer";
                out.append(d);
@@ -370,38 +258,14 @@ void bind_pool(nb::module_& m) {
           "audit",
           [](PyPool& p) {
             must_not_be_forked();
-            WithoutGil release;
-            return p.core->audit();
+            return unlocked([&] { return p.core->audit(); });
           },
           "Recompute all counters and check all structures: an empty text, or what does not hold. For tests.")
       .def(
-          "set_oom_callback",
-          [](PyPool& p, nb::object callback) {
-            if (callback.is_none()) {
-              p.core->hooks().out_of_memory = nullptr;
-              return;
-            }
-            // Held for ever rather than dropped without the GIL: the core may outlive the interpreter.
-            PyObject* held = callback.release().ptr();
-            p.core->hooks().out_of_memory = [held](Bytes size) {
-              if (driver::ending() != driver::Ending::no || Py_IsInitialized() == 0) return false;
-              WithGil gil;
-              PyObject* answer = PyObject_CallFunction(held, "K", static_cast<unsigned long long>(size));
-              if (answer == nullptr) {
-                PyErr_WriteUnraisable(held);
-                return false;
-              }
-              const bool again = PyObject_IsTrue(answer) == 1;
-              Py_DECREF(answer);
-              return again;
-            };
-          },
-          nb::arg("callback").none())
+          "set_oom_callback", [](PyPool& p, Given<kCallback> callback) { p.oom_callback->set(*callback); },
+          parameter<kCallback>())
       .def("close", [](PyPool& p) {
-        {
-          WithoutGil release;
-          p.core->close();
-        }
+        unlocked([&] { p.core->close(); });
         check_interrupt();
       });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "hooks.hpp"
 #include "pool/core.hpp"
 #include "support.hpp"
 
@@ -28,6 +29,7 @@ struct PyPool {
   }
   std::shared_ptr<pool::Core> core;
   nb::dict options;
+  std::shared_ptr<OomCallback> oom_callback;
   int stack_depth = 0;
 };
 
@@ -65,16 +67,18 @@ inline void check_interrupt() {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
 }
 
-// Calls a core function that gives an Errc and a Failure, without the GIL, and raises what it gives.
+// Calls a function of the core or the driver without the GIL.
+template <typename Call>
+auto unlocked(Call&& call) {
+  const WithoutGil release;
+  return call();
+}
+
+// The same for a function of the core that may fail and leaves nothing behind that an interrupt would lose.
 template <typename Call>
 void guarded(Call&& call) {
   pool::Failure failure;
-  pool::Errc errc = pool::Errc::ok;
-  {
-    const WithoutGil release;
-    errc = call(&failure);
-  }
-  if (errc != pool::Errc::ok) raise(failure);
+  if (unlocked([&] { return call(&failure); }) != pool::Errc::ok) raise(failure);
   check_interrupt();
 }
 
