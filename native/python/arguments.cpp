@@ -29,7 +29,7 @@ std::string shown(nb::handle given) {
   return utf8(nb::steal(PyUnicode_Substring(text.ptr(), 0, kShownCharacters))) + "...";
 }
 
-std::string bound_text(std::uint64_t value) {
+std::string most_text(std::uint64_t value) {
   return value == std::numeric_limits<std::uint64_t>::max() ? "2^64 - 1" : std::to_string(value);
 }
 
@@ -67,11 +67,11 @@ std::vector<nb::handle> items(nb::handle given, const char* name, const char* wa
   return out;
 }
 
-std::uint64_t whole_number(nb::handle given, const char* name, const char* wanted, std::uint64_t least,
+std::uint64_t whole_number(nb::handle given, const char* name, const char* wanted, std::int64_t least,
                            std::uint64_t most) {
   PyErr_Clear();  // what the fast attempt left
   const auto refuse_as = [&](PyObject* error) {
-    refuse(error, name, std::string(wanted) + " from " + bound_text(least) + " to " + bound_text(most), given);
+    refuse(error, name, std::string(wanted) + " from " + std::to_string(least) + " to " + most_text(most), given);
   };
   if (PyBool_Check(given.ptr()) || PyIndex_Check(given.ptr()) == 0) refuse_as(PyExc_TypeError);
   const nb::object number = nb::steal(PyNumber_Index(given.ptr()));
@@ -80,10 +80,14 @@ std::uint64_t whole_number(nb::handle given, const char* name, const char* wante
     PyErr_Clear();
     refuse_as(PyExc_TypeError);
   }
+  int beyond = 0;
+  const long long small = PyLong_AsLongLongAndOverflow(number.ptr(), &beyond);
+  if (beyond < 0 || (beyond == 0 && small < least)) refuse_as(PyExc_ValueError);
+  if (beyond == 0 && small < 0) return static_cast<std::uint64_t>(small);
   const std::uint64_t value = PyLong_AsUnsignedLongLong(number.ptr());
   const bool fits = PyErr_Occurred() == nullptr;
-  if (!fits) PyErr_Clear();
-  if (!fits || value < least || value > most) refuse_as(PyExc_ValueError);
+  PyErr_Clear();
+  if (!fits || value > most) refuse_as(PyExc_ValueError);
   return value;
 }
 

@@ -41,17 +41,19 @@ struct Whole {
   static constexpr auto signature() { return nb::detail::const_name("int"); }
   const char* name;
   const char* wanted;
-  std::uint64_t least = 0;
+  std::int64_t least = 0;
   std::uint64_t most = static_cast<std::uint64_t>(std::numeric_limits<T>::max());
 };
-std::uint64_t whole_number(nb::handle given, const char* name, const char* wanted, std::uint64_t least,
+// A negative number comes as two's complement.
+std::uint64_t whole_number(nb::handle given, const char* name, const char* wanted, std::int64_t least,
                            std::uint64_t most);
 // Inline, since alloc and free come here: a plain int in range is nearly every argument.
 template <typename T>
 T convert(nb::handle given, const Whole<T>& row) {
   if (PyLong_CheckExact(given.ptr())) [[likely]] {
     const std::uint64_t value = PyLong_AsUnsignedLongLong(given.ptr());  // all ones: perhaps an error
-    if (value >= row.least && value <= row.most && value != std::numeric_limits<std::uint64_t>::max()) [[likely]]
+    const std::uint64_t least = row.least > 0 ? static_cast<std::uint64_t>(row.least) : 0;
+    if (value >= least && value <= row.most && value != std::numeric_limits<std::uint64_t>::max()) [[likely]]
       return static_cast<T>(value);
   }
   return static_cast<T>(whole_number(given, row.name, row.wanted, row.least, row.most));

@@ -17,6 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -300,7 +301,8 @@ nb::dict config_of_now() {
   return out;
 }
 
-constexpr Whole<int> kOrdinal{"ordinal", "the number of a device"};
+// That there is no device of a negative number is said like of any other.
+constexpr Whole<int> kOrdinal{"ordinal", "the number of a device", std::numeric_limits<int>::min()};
 constexpr Seconds kSeconds{"seconds"};
 
 void bind_machine(nb::module_& m) {
