@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from streampool import _core_sim
 
@@ -74,11 +74,12 @@ def resolve_options(arguments: dict[str, object], environment: str | None) -> di
     """Arguments over STREAMPOOL_OPTIONS ('name=value:name=value') over the mode's preset over defaults; every option, as text.
     Raises ValueError that names the option, the value and what is allowed."""
 
-def parse_size(text: str | int | float) -> int:
+def parse_size(size: str | SupportsIndex | float) -> int:
     """'2GiB', '512 MB', 4096 -> bytes. Raises ValueError, TypeError."""
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
-# A `stream` argument is: None (the current stream: see streams.py), an int handle, or an object with __cuda_stream__().
+# A `stream` argument is: None (the current stream: see streams.py), an int handle, or an object with __cuda_stream__();
+# to record, register or forget one is to name it: no None. SupportsIndex: an int, or a NumPy integer; a bool is refused.
 class Buffer:
     """One block. Made by Pool.allocate only."""
 
@@ -106,7 +107,7 @@ class Buffer:
     def record_stream(self, stream: object) -> None: ...
     def record_event(self, event: object) -> None: ...
     def close(self, stream: object = None) -> None: ...  # explicit free on `stream`; None: implicit release
-    def fill(self, value: int, *, stream: object = None) -> None: ...
+    def fill(self, value: SupportsIndex, *, stream: object = None) -> None: ...
     def copy_to(self, dst: object, *, stream: object = None) -> None: ...  # Buffer, or a writable buffer (host)
     def copy_from(self, src: object, *, stream: object = None) -> None: ...
     def numpy(self, dtype: object = "uint8") -> Any: ...  # a view; host-accessible only; keeps the block alive
@@ -132,28 +133,31 @@ class Pool:
     def is_closed(self) -> bool: ...
     def allocate(
         self,
-        size: int,
+        size: SupportsIndex,
         *,
         stream: object = None,
-        alignment: int = 256,
+        alignment: SupportsIndex = 256,
         stream_ordered: bool | None = None,
         tag: str | None = None,
     ) -> Buffer: ...
-    def allocate_raw(self, size: int, *, stream: object = None, alignment: int = 256) -> int: ...
-    def free_raw(self, ptr: int, *, stream: object = None) -> None: ...
-    def record_stream_raw(self, ptr: int, stream: object) -> None: ...
-    def record_event_raw(self, ptr: int, event: object) -> None: ...
+    def allocate_raw(self, size: SupportsIndex, *, stream: object = None, alignment: SupportsIndex = 256) -> int: ...
+    def free_raw(self, ptr: SupportsIndex, *, stream: object = None) -> None: ...
+    def record_stream_raw(self, ptr: SupportsIndex, stream: object) -> None: ...
+    def record_event_raw(self, ptr: SupportsIndex, event: object) -> None: ...
     def register_stream(self, stream: object) -> None: ...
     def forget_stream(self, stream: object) -> None: ...
     def begin_capturing(self, stream: object) -> None: ...
     def end_capturing(self, stream: object) -> None: ...
-    def reserve(self, size: int | str) -> int: ...
-    def trim(self, keep_bytes: int | str = 0) -> dict[str, int]: ...  # released, pinned_by_live, pending, reserved
+    def reserve(self, size: SupportsIndex | str) -> int: ...
+    def trim(
+        self, keep_bytes: SupportsIndex | str = 0
+    ) -> dict[str, int]: ...  # released, pinned_by_live, pending, reserved
     def stats(
         self,
     ) -> dict[
         str, Any
     ]: ...  # in_use, rounding, guards, quarantined, pending, cached, reserved, *_peak, counts, reuse paths, …
+    def reset_peaks(self) -> None: ...
     def check(
         self, timeout: float = 10.0
     ) -> dict[str, Any]: ...  # checked_blocks, checked_bytes, faults, not_checked: list of facts
@@ -175,7 +179,7 @@ def set_current_stream_hook(hook: Callable[[bool], object] | None) -> None:
 
 # -- stacks --------------------------------------------------------------------------------------------------------------
 def capture_stack(depth: int = 32) -> int:
-    """Intern the caller's Python frames; 0 when there are none. Never raises."""
+    """Intern the caller's Python frames; 0 when there are none."""
 
 def resolve_stack(stack: int) -> list[tuple[str, int, str]]:
     """(file, line, function), innermost first."""
@@ -187,7 +191,7 @@ def replay(
     ids: bytes,
     sizes: bytes,
     streams: bytes,
-    handles: Sequence[int],
+    handles: list[int] | tuple[int, ...],
     *,
     passes: int,
     verify: bool,

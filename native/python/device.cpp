@@ -3,11 +3,14 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include "arguments.hpp"
 #include "support.hpp"
 
 namespace streampool::python {
 
 using driver::Driver;
+
+constexpr Text kName{"name"};
 
 void bind_device(nb::module_& m) {
   nb::class_<Driver>(m, "Driver", "One device and its context.")
@@ -51,17 +54,20 @@ void bind_device(nb::module_& m) {
       .def("__repr__",
            [](const Driver& d) { return "<streampool device " + std::string(d.name()) + ", " + d.version() + ">"; });
 
-  m.def("open_device", [](const std::string& name) {
-    driver::OpenError kind = driver::OpenError::none;
-    std::string error;
-    std::shared_ptr<Driver> d;
-    {
-      WithoutGil release;
-      d = driver::open(name, &kind, &error);
-    }
-    if (!d) raise_driver_error(kind, error);
-    return d;
-  });
+  m.def(
+      "open_device",
+      [](Given<kName> name) {
+        driver::OpenError kind = driver::OpenError::none;
+        std::string error;
+        std::shared_ptr<Driver> d;
+        {
+          WithoutGil release;
+          d = driver::open(std::string(*name), &kind, &error);
+        }
+        if (!d) raise_driver_error(kind, error);
+        return d;
+      },
+      parameter<kName>());
   m.def("set_exiting", [] {
     driver::set_ending(driver::Ending::exiting);
     process_ends_here();

@@ -113,7 +113,6 @@ void raise(pool::Failure& failure) {
 }
 
 void raise_stream_error(const std::string& text) { raise_as(g_classes.stream, text); }
-void raise_closed(const std::string& text) { raise_as(g_classes.closed, text); }
 void raise_driver_error(const std::string& text) { raise_as(g_classes.driver, text); }
 
 void raise_driver_error(driver::OpenError kind, const std::string& text) {

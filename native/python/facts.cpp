@@ -67,4 +67,44 @@ nb::dict totals_dict(const debug::Totals& t) {
   return d;
 }
 
+nb::dict stats_dict(const pool::Stats& s) {
+  nb::dict d;
+#define PUT(field) d[#field] = s.field
+  PUT(in_use);
+  PUT(rounding);
+  PUT(guards);
+  PUT(quarantined);
+  PUT(pending);
+  PUT(cached);
+  PUT(reserved);
+  PUT(in_use_peak);
+  PUT(reserved_peak);
+  PUT(limit);
+  PUT(largest_free);
+  PUT(allocations);
+  PUT(frees);
+  PUT(live_blocks);
+  PUT(allocated_bytes);
+  PUT(segments);
+  PUT(handles);
+  PUT(streams);
+  PUT(slabs);
+  PUT(extents);
+  PUT(fences);
+  PUT(fences_failed);
+  PUT(polls);
+  PUT(wait_edges);
+  PUT(context_events);
+  PUT(stream_lookups);
+  PUT(host_waits);
+  PUT(out_of_memory);
+  PUT(trampled);
+  PUT(legacy_fences);
+#undef PUT
+  nb::dict paths;
+  for (std::size_t i = 0; i < pool::kPathCount; ++i) paths[pool::path_words()[i]] = s.paths[i];
+  d["paths"] = paths;
+  return d;
+}
+
 }  // namespace streampool::python

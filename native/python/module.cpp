@@ -12,6 +12,7 @@ NB_MODULE(_core, m) {
   bind_streams(m);
   bind_stacks(m);
   bind_pool(m);
+  bind_buffer(m);
   bind_replay(m);
   bind_sim(m);
 }

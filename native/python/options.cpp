@@ -6,6 +6,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "arguments.hpp"
 #include "support.hpp"
 
 namespace streampool::python {
@@ -16,21 +17,31 @@ struct Option {
   std::vector<std::string> choices;
 };
 
+constexpr Builtin<nb::dict> kArguments{"arguments", "a dict of options"};
+constexpr Text kOptionName{"an option's name"};
+constexpr OptionalText kEnvironment{"environment"};
+constexpr Size kSize{"size"};
+
 // An option's value as text. None: not given.
 bool value_text(const std::string& name, nb::handle value, std::string* out) {
+  const std::string about = "option '" + name + "'";
+  const Text text{about.c_str()};
   if (value.is_none()) return false;
-  if (nb::isinstance<nb::str>(value))
-    *out = nb::cast<std::string>(value);
-  else if (PyBool_Check(value.ptr()))
+  if (PyBool_Check(value.ptr())) {
     *out = value.is(Py_True) ? "true" : "false";
-  else if (PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr()))
-    *out = nb::cast<std::string>(nb::str(value));
-  else if (PyObject_HasAttrString(value.ptr(), "value"))
-    *out = nb::cast<std::string>(nb::str(value.attr("value")));  // an enum member
-  else
-    throw nb::type_error(("option '" + name + "' takes text, a number or a bool, not " +
-                          nb::cast<std::string>(nb::str(value.type().attr("__name__"))))
-                             .c_str());
+  } else if (PyUnicode_Check(value.ptr())) {
+    *out = convert(value, text);
+  } else if (PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr())) {
+    *out = convert(nb::str(value), text);
+  } else if (PyIndex_Check(value.ptr()) != 0) {
+    const nb::object number = nb::steal(PyNumber_Index(value.ptr()));
+    if (!number.is_valid()) throw nb::python_error();
+    *out = convert(nb::str(number), text);
+  } else if (PyObject_HasAttrString(value.ptr(), "value")) {
+    *out = convert(nb::str(value.attr("value")), text);  // an enum member
+  } else {
+    refuse(PyExc_TypeError, about, "text, a number or a bool", value);
+  }
   return true;
 }
 
@@ -65,40 +76,32 @@ void bind_options(nb::module_& m) {
   });
   m.def(
       "resolve_options",
-      [](nb::dict arguments, nb::object environment) {
+      [](Given<kArguments> arguments, Given<kEnvironment> environment) {
         pool::OptionMap given, resolved;
-        for (auto [key, value] : arguments) {
-          const std::string name = nb::cast<std::string>(key);
+        for (auto [key, value] : *arguments) {
+          const std::string name(convert(key, kOptionName));
           std::string text;
           if (value_text(name, value, &text)) given[name] = text;
         }
         std::string error;
-        const std::string env = environment.is_none() ? std::string() : nb::cast<std::string>(environment);
-        if (!pool::resolve_options(given, env, &resolved, &error)) throw nb::value_error(error.c_str());
+        if (!pool::resolve_options(given, environment->value_or(""), &resolved, &error))
+          throw nb::value_error(error.c_str());
         nb::dict out;
         for (const auto& [name, value] : resolved) out[name.c_str()] = value;
         return out;
       },
-      nb::arg("arguments"), nb::arg("environment").none() = nb::none());
-  m.def("parse_size", [](nb::object value) -> Bytes {
-    if (PyBool_Check(value.ptr()))
-      throw nb::type_error("a size is a number of bytes or a text like '2GiB', not a bool");
-    if (PyFloat_Check(value.ptr())) {
-      const double d = PyFloat_AsDouble(value.ptr());
-      if (!(d >= 0) || d != std::floor(d) || d >= 18446744073709551616.0)
-        throw nb::value_error(
-            ("a size is a whole number of bytes from 0 to 2^64 - 1, not " + nb::cast<std::string>(nb::repr(value)))
-                .c_str());
-      return static_cast<Bytes>(d);
-    }
-    if (!PyLong_Check(value.ptr()) && !nb::isinstance<nb::str>(value))
-      throw nb::type_error("a size is a number of bytes or a text like '2GiB'");
-    const std::string text = nb::cast<std::string>(nb::str(value));
-    Bytes bytes = 0;
-    std::string error;
-    if (!pool::parse_size(text, &bytes, &error)) throw nb::value_error(error.c_str());
-    return bytes;
-  });
+      parameter<kArguments>(), parameter<kEnvironment>() = nb::none());
+  // The one place where a float is a size: what somebody computed or read from a file, when it is a whole number.
+  m.def(
+      "parse_size",
+      [](nb::handle size) {
+        if (!PyFloat_Check(size.ptr())) return convert(size, kSize);
+        const double bytes = PyFloat_AS_DOUBLE(size.ptr());
+        if (!(bytes >= 0) || bytes != std::floor(bytes) || bytes >= 0x1p64)
+          refuse(PyExc_ValueError, kSize.name, "a whole number of bytes from 0 to 2^64 - 1", size);
+        return static_cast<Bytes>(bytes);
+      },
+      nb::arg(kSize.name).none());
 }
 
 }  // namespace streampool::python

@@ -1,11 +1,12 @@
 // Replays a trace in a native loop: each event one alloc or free, nothing queued on the streams.
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 
+#include "arguments.hpp"
+#include "pool_objects.hpp"
 #include "support.hpp"
 
 namespace streampool::python {
@@ -144,31 +145,56 @@ Outcome run_pass(pool::Core& core, const Trace& trace, const std::vector<driver:
   return out;
 }
 
+// A list of streams' handles.
+struct Handles {
+  static constexpr auto signature() { return nb::detail::const_name("list[int]"); }
+  const char* name;
+};
+constexpr Whole<driver::StreamHandle> kHandle{"a handle", "a number"};
+std::vector<driver::StreamHandle> convert(nb::handle given, const Handles& row) {
+  std::vector<driver::StreamHandle> handles;
+  for (const nb::handle one : items(given, row.name, "a list of handles")) handles.push_back(convert(one, kHandle));
+  return handles;
+}
+
+constexpr Instance<PyPool> kPool{"pool", "a pool"};
+constexpr Builtin<nb::bytes> kActions{"actions", "bytes"};
+constexpr Builtin<nb::bytes> kIds{"ids", "bytes"};
+constexpr Builtin<nb::bytes> kSizes{"sizes", "bytes"};
+constexpr Builtin<nb::bytes> kStreams{"streams", "bytes"};
+constexpr Handles kHandles{"handles"};
+constexpr Whole<int> kPasses{"passes", "a number of passes", 0, 1'000'000'000};
+constexpr Flag kVerify{"verify"};
+constexpr Callable kProgress{"progress"};
+
 }  // namespace
 
 void bind_replay(nb::module_& m) {
   m.def(
       "replay",
-      [](nb::object pool, nb::bytes actions, nb::bytes ids, nb::bytes sizes, nb::bytes streams,
-         std::vector<std::uintptr_t> handles, int passes, bool verify, nb::object progress) {
-        const std::shared_ptr<pool::Core> core = core_of(pool);
+      [](Given<kPool> pool, Given<kActions> actions, Given<kIds> ids, Given<kSizes> sizes, Given<kStreams> streams,
+         Given<kHandles> stream_handles, Given<kPasses> warm_passes, Given<kVerify> verify,
+         Given<kProgress> given_progress) {
+        const std::shared_ptr<pool::Core> core = pool->core;
+        const std::vector<driver::StreamHandle>& handles = *stream_handles;
+        const nb::object& progress = *given_progress;
+        const int passes = *warm_passes;
         Trace trace;
-        trace.events = actions.size();
-        if (ids.size() != trace.events * 4 || sizes.size() != trace.events * 8 || streams.size() != trace.events * 4)
+        trace.events = actions->size();
+        if (ids->size() != trace.events * 4 || sizes->size() != trace.events * 8 || streams->size() != trace.events * 4)
           throw nb::value_error("replay: the arrays differ in length");
-        trace.actions = static_cast<const std::uint8_t*>(actions.data());
-        trace.ids = static_cast<const std::uint32_t*>(ids.data());
-        trace.sizes = static_cast<const std::uint64_t*>(sizes.data());
-        trace.streams = static_cast<const std::uint32_t*>(streams.data());
+        trace.actions = static_cast<const std::uint8_t*>(actions->data());
+        trace.ids = static_cast<const std::uint32_t*>(ids->data());
+        trace.sizes = static_cast<const std::uint64_t*>(sizes->data());
+        trace.streams = static_cast<const std::uint32_t*>(streams->data());
         std::size_t blocks = 0;
         for (std::size_t i = 0; i < trace.events; ++i) {
           blocks = std::max<std::size_t>(blocks, std::size_t{trace.ids[i]} + 1);
           if (trace.streams[i] >= handles.size()) throw nb::value_error("replay: a stream index is out of range");
         }
-        if (passes < 0) throw nb::value_error("replay: passes is 0 or more");
         std::vector<pool::BlockRef> refs(blocks);
         std::vector<std::uint64_t> block_sizes(blocks, 0);
-        const int total = 1 + passes + (verify ? 1 : 0);
+        const int total = 1 + passes + (*verify ? 1 : 0);
         int pass = 0;
         bool stopped = false;
         const auto tick = [&](std::size_t done) {
@@ -200,7 +226,7 @@ void bind_replay(nb::module_& m) {
             first.failures += o.failures;
             if (first.first_failure.empty()) first.first_failure = o.first_failure;
           }
-          if (verify && !stopped) {
+          if (*verify && !stopped) {
             ++pass;
             Stamps stamps(*core);
             double ns = 0;
@@ -223,8 +249,9 @@ void bind_replay(nb::module_& m) {
         d["verify_errors"] = verified.verify_errors;
         return d;
       },
-      nb::arg("pool"), nb::arg("actions"), nb::arg("ids"), nb::arg("sizes"), nb::arg("streams"), nb::arg("handles"),
-      nb::kw_only(), nb::arg("passes"), nb::arg("verify"), nb::arg("progress").none() = nb::none());
+      parameter<kPool>(), parameter<kActions>(), parameter<kIds>(), parameter<kSizes>(), parameter<kStreams>(),
+      parameter<kHandles>(), nb::kw_only(), parameter<kPasses>(), parameter<kVerify>(),
+      parameter<kProgress>() = nb::none());
 }
 
 }  // namespace streampool::python

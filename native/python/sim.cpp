@@ -5,9 +5,9 @@
 // the next call that holds the GIL anyway. Waits release the GIL and look for signals.
 #include "sim.hpp"
 
+#include "arguments.hpp"
 #include "gil.hpp"
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -17,6 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -170,31 +171,64 @@ struct DeviceRef {
   std::shared_ptr<sim::Device> device;
 };
 
-using Ranges = std::vector<std::pair<Address, Bytes>>;
+// -- what functions are given ----------------------------------------------------------------------------------------
 
-void launch(const DeviceRef& self, StreamHandle stream, const nb::object& body, const Ranges& reads,
-            const Ranges& writes, const GateRef* gate, std::string label, std::uint32_t stack) {
+constexpr Whole<StreamHandle> kStream{"stream", "a handle"};
+constexpr Whole<driver::EventHandle> kEvent{"event", "a handle"};
+constexpr Text kName{"name"};
+constexpr Text kLabel{"label"};
+constexpr Whole<std::uint32_t> kStack{"stack", "the number of a stack"};
+
+// Memory that work touches: a list of (address, bytes).
+struct Ranges {
+  static constexpr auto signature() { return nb::detail::const_name("list[tuple[int, int]]"); }
+  const char* name;
+};
+constexpr Whole<> kAddress{"address", "an address"};
+constexpr Whole<> kSize{"size", "a whole number of bytes"};
+std::vector<std::pair<Address, Bytes>> convert(nb::handle given, const Ranges& row) {
+  constexpr const char* kWanted = "a list of (address, bytes)";
+  std::vector<std::pair<Address, Bytes>> out;
+  for (const nb::handle one : items(given, row.name, kWanted)) {
+    const std::vector<nb::handle> range = items(one, row.name, kWanted);
+    if (range.size() != 2) refuse(PyExc_TypeError, row.name, kWanted, given);
+    out.emplace_back(convert(range[0], kAddress), convert(range[1], kSize));
+  }
+  return out;
+}
+constexpr Ranges kReads{"reads"};
+constexpr Ranges kWrites{"writes"};
+constexpr Callable kBody{"body"};
+constexpr Instance<GateRef, const GateRef*> kGate{"gate", "a Gate or None"};
+
+void launch(const DeviceRef& self, Given<kStream> stream, Given<kBody> body, Given<kReads> reads, Given<kWrites> writes,
+            Given<kGate> gate, Given<kLabel> label, Given<kStack> stack) {
   empty_graveyard();
-  sim::Work work{.stream = stream, .label = std::move(label), .stack = stack};
-  for (const auto& [begin, size] : reads) work.accesses.push_back(sim::reads(begin, size));
-  for (const auto& [begin, size] : writes) work.accesses.push_back(sim::writes(begin, size));
-  if (gate != nullptr) work.gate = gate->gate;
-  if (!body.is_none()) {
-    work.body = [run = std::make_shared<Body>(body.ptr(), work.accesses)] { run->run(); };
+  sim::Work work{.stream = *stream, .label = std::string(*label), .stack = *stack};
+  for (const auto& [begin, size] : *reads) work.accesses.push_back(sim::reads(begin, size));
+  for (const auto& [begin, size] : *writes) work.accesses.push_back(sim::writes(begin, size));
+  if (*gate != nullptr) work.gate = (*gate)->gate;
+  if (!body->is_none()) {
+    work.body = [run = std::make_shared<Body>(body->ptr(), work.accesses)] { run->run(); };
   }
   check(self.device->launch(std::move(work)));
 }
 
-driver::Call call_of(const std::string& name) {
+constexpr Whole<> kNth{"n", "a count", 1};
+constexpr Whole<> kTimes{"times", "a count", 1};
+constexpr Text kCode{"code"};
+
+driver::Call call_of(std::string_view name) {
   for (std::size_t i = 0; i < driver::kCallCount; ++i)
     if (name == driver::kCallNames[i]) return static_cast<driver::Call>(i);
-  throw nb::value_error(("no driver call is named '" + name + "'; dev.calls() lists them").c_str());
+  throw nb::value_error(("no driver call is named '" + std::string(name) + "'; dev.calls() lists them").c_str());
 }
 
-driver::Code code_of(const std::string& name) {
+driver::Code code_of(std::string_view name) {
   for (int i = 1; i <= static_cast<int>(driver::Code::failed); ++i)
     if (const auto code = static_cast<driver::Code>(i); driver::code_name(code) == name) return code;
-  throw nb::value_error(("no way to fail is named '" + name + "'; for example 'out_of_memory', 'failed'").c_str());
+  throw nb::value_error(
+      ("no way to fail is named '" + std::string(name) + "'; for example 'out_of_memory', 'failed'").c_str());
 }
 
 nb::dict calls_of(const DeviceRef& self) {
@@ -215,20 +249,33 @@ std::vector<std::tuple<int, Address, Bytes, std::uint64_t, Side, Side>> take_rac
   return out;
 }
 
-void configure(int devices, Bytes memory, Bytes host_memory, const std::string& scheduler, std::uint64_t seed,
-               bool virtual_memory, bool managed_memory, bool context_events, bool check_races, bool abort_on_trap) {
-  if (scheduler != "threads" && scheduler != "seeded")
-    throw nb::value_error(("scheduler is 'threads' or 'seeded', not '" + scheduler + "'").c_str());
-  const sim::Config config{.devices = devices,
-                           .memory = memory,
-                           .host_memory = host_memory,
-                           .scheduler = scheduler == "seeded" ? sim::Scheduler::seeded : sim::Scheduler::threads,
-                           .seed = seed,
-                           .virtual_memory = virtual_memory,
-                           .managed_memory = managed_memory,
-                           .context_events = context_events,
-                           .check_races = check_races,
-                           .abort_on_trap = abort_on_trap};
+constexpr Whole<int> kDevices{"devices", "a number of devices"};
+constexpr Whole<> kMemory{"memory", "a whole number of bytes"};
+constexpr Whole<> kHostMemory{"host_memory", "a whole number of bytes"};
+constexpr Choice<sim::Scheduler>::Word kSchedulers[] = {{"threads", sim::Scheduler::threads},
+                                                        {"seeded", sim::Scheduler::seeded}};
+constexpr Choice<sim::Scheduler> kScheduler{"scheduler", "'threads' or 'seeded'", kSchedulers};
+constexpr Whole<> kSeed{"seed", "a whole number"};
+constexpr Flag kVirtualMemory{"virtual_memory"};
+constexpr Flag kManagedMemory{"managed_memory"};
+constexpr Flag kContextEvents{"context_events"};
+constexpr Flag kCheckRaces{"check_races"};
+constexpr Flag kAbortOnTrap{"abort_on_trap"};
+
+void configure(Given<kDevices> devices, Given<kMemory> memory, Given<kHostMemory> host_memory,
+               Given<kScheduler> scheduler, Given<kSeed> seed, Given<kVirtualMemory> virtual_memory,
+               Given<kManagedMemory> managed_memory, Given<kContextEvents> context_events,
+               Given<kCheckRaces> check_races, Given<kAbortOnTrap> abort_on_trap) {
+  const sim::Config config{.devices = *devices,
+                           .memory = *memory,
+                           .host_memory = *host_memory,
+                           .scheduler = *scheduler,
+                           .seed = *seed,
+                           .virtual_memory = *virtual_memory,
+                           .managed_memory = *managed_memory,
+                           .context_events = *context_events,
+                           .check_races = *check_races,
+                           .abort_on_trap = *abort_on_trap};
   std::string error;
   if (sim::configure(config, &error)) return;
   if (sim::in_use()) {
@@ -254,10 +301,14 @@ nb::dict config_of_now() {
   return out;
 }
 
+// That there is no device of a negative number is said like of any other.
+constexpr Whole<int> kOrdinal{"ordinal", "the number of a device", std::numeric_limits<int>::min()};
+constexpr Seconds kSeconds{"seconds"};
+
 void bind_machine(nb::module_& m) {
-  m.def("configure", &configure, nb::kw_only(), nb::arg("devices"), nb::arg("memory"), nb::arg("host_memory"),
-        nb::arg("scheduler"), nb::arg("seed"), nb::arg("virtual_memory"), nb::arg("managed_memory"),
-        nb::arg("context_events"), nb::arg("check_races"), nb::arg("abort_on_trap"));
+  m.def("configure", &configure, nb::kw_only(), parameter<kDevices>(), parameter<kMemory>(), parameter<kHostMemory>(),
+        parameter<kScheduler>(), parameter<kSeed>(), parameter<kVirtualMemory>(), parameter<kManagedMemory>(),
+        parameter<kContextEvents>(), parameter<kCheckRaces>(), parameter<kAbortOnTrap>());
   m.def("config", &config_of_now);
   m.def("reset", [] {
     sim::reset();
@@ -265,7 +316,7 @@ void bind_machine(nb::module_& m) {
   });
   m.def("in_use", &sim::in_use);
   m.def("device_count", &sim::device_count);
-  m.def("device", [](int ordinal) { return DeviceRef{find(ordinal)}; }, nb::arg("ordinal"));
+  m.def("device", [](Given<kOrdinal> ordinal) { return DeviceRef{find(*ordinal)}; }, parameter<kOrdinal>());
   m.def("settle", [] {
     empty_graveyard();
     {
@@ -278,8 +329,7 @@ void bind_machine(nb::module_& m) {
   m.def("traps", &sim::traps);
   m.def("history_size", &sim::history_size);
   m.def("clock_now", &sim::clock_now);
-  m.def("clock_advance", &sim::clock_advance, nb::arg("seconds"));
-  m.def("describe", [](int number) { return driver::describe(Status{driver::Code::failed, number, nullptr}); });
+  m.def("clock_advance", [](Given<kSeconds> seconds) { sim::clock_advance(*seconds); }, parameter<kSeconds>());
 
   nb::class_<GateRef>(m, "Gate")
       .def(nb::init<>())
@@ -287,56 +337,81 @@ void bind_machine(nb::module_& m) {
       .def_prop_ro("is_open", [](const GateRef& self) { return self.gate->is_open(); });
 }
 
+constexpr Flag kBlocking{"blocking"};
+constexpr Whole<int> kNumber{"number", "a driver's error", 1};
+constexpr Flag kGone{"gone"};
+constexpr Flag kWrite{"write"};
+
 void bind_streams(nb::class_<DeviceRef>& device) {
   device
       .def(
           "create_stream",
-          [](const DeviceRef& self, bool blocking, std::string name) {
+          [](const DeviceRef& self, Given<kBlocking> blocking, Given<kName> name) {
             StreamHandle out = 0;
-            check(self.device->create_stream(blocking, std::move(name), &out));
+            check(self.device->create_stream(*blocking, std::string(*name), &out));
             return out;
           },
-          nb::arg("blocking"), nb::arg("name"))
-      .def("destroy_stream",
-           [](const DeviceRef& self, StreamHandle stream) { check(self.device->stream_destroy(stream)); })
-      .def("drop_stream", [](const DeviceRef& self, StreamHandle stream) { self.device->drop_stream(stream); })
-      .def("stream_id",
-           [](const DeviceRef& self, StreamHandle stream) {
-             std::uint64_t out = 0;
-             check(self.device->stream_id(stream, &out));
-             return out;
-           })
-      .def("capture_state",
-           [](const DeviceRef& self, StreamHandle stream) {
-             driver::CaptureState out;
-             check(self.device->stream_is_capturing(stream, &out));
-             return std::pair(out.capturing, out.id);
-           })
-      .def("begin_capture",
-           [](const DeviceRef& self, StreamHandle stream) { check(self.device->begin_capture(stream)); })
-      .def("end_capture",
-           [](const DeviceRef& self, StreamHandle stream) {
-             bool valid = false;
-             check(self.device->end_capture(stream, &valid));
-             return valid;
-           })
-      .def("wait_event", [](const DeviceRef& self, StreamHandle stream,
-                            driver::EventHandle event) { check(self.device->stream_wait_event(stream, event)); })
-      .def("stream_done",
-           [](const DeviceRef& self, StreamHandle stream) {
-             const Status status = without_gil([&] { return self.device->stream_query(stream, true); });
-             if (status.code == driver::Code::not_ready) return false;
-             check(status);
-             return true;
-           })
-      .def("sync_stream",
-           [](const DeviceRef& self, StreamHandle stream) {
-             check(without_gil([&] { return self.device->stream_synchronize(stream, interrupt()); }));
-           })
+          parameter<kBlocking>(), parameter<kName>())
+      .def(
+          "destroy_stream",
+          [](const DeviceRef& self, Given<kStream> stream) { check(self.device->stream_destroy(*stream)); },
+          parameter<kStream>())
+      .def(
+          "drop_stream", [](const DeviceRef& self, Given<kStream> stream) { self.device->drop_stream(*stream); },
+          parameter<kStream>())
+      .def(
+          "stream_id",
+          [](const DeviceRef& self, Given<kStream> stream) {
+            std::uint64_t out = 0;
+            check(self.device->stream_id(*stream, &out));
+            return out;
+          },
+          parameter<kStream>())
+      .def(
+          "capture_state",
+          [](const DeviceRef& self, Given<kStream> stream) {
+            driver::CaptureState out;
+            check(self.device->stream_is_capturing(*stream, &out));
+            return std::pair(out.capturing, out.id);
+          },
+          parameter<kStream>())
+      .def(
+          "begin_capture",
+          [](const DeviceRef& self, Given<kStream> stream) { check(self.device->begin_capture(*stream)); },
+          parameter<kStream>())
+      .def(
+          "end_capture",
+          [](const DeviceRef& self, Given<kStream> stream) {
+            bool valid = false;
+            check(self.device->end_capture(*stream, &valid));
+            return valid;
+          },
+          parameter<kStream>())
+      .def(
+          "wait_event",
+          [](const DeviceRef& self, Given<kStream> stream, Given<kEvent> event) {
+            check(self.device->stream_wait_event(*stream, *event));
+          },
+          parameter<kStream>(), parameter<kEvent>())
+      .def(
+          "stream_done",
+          [](const DeviceRef& self, Given<kStream> stream) {
+            const Status status = without_gil([&] { return self.device->stream_query(*stream, true); });
+            if (status.code == driver::Code::not_ready) return false;
+            check(status);
+            return true;
+          },
+          parameter<kStream>())
+      .def(
+          "sync_stream",
+          [](const DeviceRef& self, Given<kStream> stream) {
+            check(without_gil([&] { return self.device->stream_synchronize(*stream, interrupt()); }));
+          },
+          parameter<kStream>())
       .def("sync",
            [](const DeviceRef& self) { check(without_gil([&] { return self.device->synchronize(interrupt()); })); })
-      .def("launch", &launch, nb::arg("stream"), nb::arg("body").none(), nb::arg("reads"), nb::arg("writes"),
-           nb::arg("gate").none(), nb::arg("label"), nb::arg("stack"));
+      .def("launch", &launch, parameter<kStream>(), parameter<kBody>(), parameter<kReads>(), parameter<kWrites>(),
+           parameter<kGate>(), parameter<kLabel>(), parameter<kStack>());
 }
 
 void bind_events(nb::class_<DeviceRef>& device) {
@@ -347,40 +422,64 @@ void bind_events(nb::class_<DeviceRef>& device) {
              check(self.device->event_create(&out));
              return out;
            })
-      .def("destroy_event",
-           [](const DeviceRef& self, driver::EventHandle event) { check(self.device->event_destroy(event)); })
-      .def("drop_event", [](const DeviceRef& self, driver::EventHandle event) { self.device->drop_event(event); })
-      .def("record_event", [](const DeviceRef& self, driver::EventHandle event,
-                              StreamHandle stream) { check(self.device->event_record(event, stream)); })
-      .def("record_context_event",
-           [](const DeviceRef& self, driver::EventHandle event) { check(self.device->context_event_record(event)); })
-      .def("event_done",
-           [](const DeviceRef& self, driver::EventHandle event) {
-             const Status status = without_gil([&] { return self.device->poll(event); });
-             if (status.code == driver::Code::not_ready) return false;
-             check(status);
-             return true;
-           })
-      .def("sync_event", [](const DeviceRef& self, driver::EventHandle event) {
-        check(without_gil([&] { return self.device->event_synchronize(event, interrupt()); }));
-      });
+      .def(
+          "destroy_event",
+          [](const DeviceRef& self, Given<kEvent> event) { check(self.device->event_destroy(*event)); },
+          parameter<kEvent>())
+      .def(
+          "drop_event", [](const DeviceRef& self, Given<kEvent> event) { self.device->drop_event(*event); },
+          parameter<kEvent>())
+      .def(
+          "record_event",
+          [](const DeviceRef& self, Given<kEvent> event, Given<kStream> stream) {
+            check(self.device->event_record(*event, *stream));
+          },
+          parameter<kEvent>(), parameter<kStream>())
+      .def(
+          "record_context_event",
+          [](const DeviceRef& self, Given<kEvent> event) { check(self.device->context_event_record(*event)); },
+          parameter<kEvent>())
+      .def(
+          "event_done",
+          [](const DeviceRef& self, Given<kEvent> event) {
+            const Status status = without_gil([&] { return self.device->poll(*event); });
+            if (status.code == driver::Code::not_ready) return false;
+            check(status);
+            return true;
+          },
+          parameter<kEvent>())
+      .def(
+          "sync_event",
+          [](const DeviceRef& self, Given<kEvent> event) {
+            check(without_gil([&] { return self.device->event_synchronize(*event, interrupt()); }));
+          },
+          parameter<kEvent>());
 }
 
 void bind_levers(nb::class_<DeviceRef>& device) {
   device
       .def(
           "fail_call",
-          [](const DeviceRef& self, const std::string& name, std::uint64_t n, std::uint64_t times,
-             const std::string& code) { self.device->fail_call(call_of(name), n, times, code_of(code)); },
-          nb::arg("name"), nb::arg("n"), nb::arg("times"), nb::arg("code"))
+          [](const DeviceRef& self, Given<kName> name, Given<kNth> n, Given<kTimes> times, Given<kCode> code) {
+            self.device->fail_call(call_of(*name), *n, *times, code_of(*code));
+          },
+          parameter<kName>(), parameter<kNth>(), parameter<kTimes>(), parameter<kCode>())
       .def("clear_failures", [](const DeviceRef& self) { self.device->clear_failures(); })
-      .def("set_lost", [](const DeviceRef& self, int number) { self.device->set_lost(number); })
-      .def("set_gone", [](const DeviceRef& self, bool gone) { self.device->set_gone(gone); })
-      .def("set_occupied", [](const DeviceRef& self, Bytes bytes) { self.device->set_occupied(bytes); })
-      .def("host_access",
-           [](const DeviceRef& self, Address address, Bytes size, bool write, std::string label, std::uint32_t stack) {
-             self.device->host_access({address, size, write}, std::move(label), stack);
-           })
+      .def(
+          "set_lost", [](const DeviceRef& self, Given<kNumber> number) { self.device->set_lost(*number); },
+          parameter<kNumber>())
+      .def(
+          "set_gone", [](const DeviceRef& self, Given<kGone> gone) { self.device->set_gone(*gone); },
+          parameter<kGone>())
+      .def(
+          "set_occupied", [](const DeviceRef& self, Given<kSize> size) { self.device->set_occupied(*size); },
+          parameter<kSize>())
+      .def(
+          "host_access",
+          [](const DeviceRef& self, Given<kAddress> address, Given<kSize> size, Given<kWrite> write,
+             Given<kLabel> label,
+             Given<kStack> stack) { self.device->host_access({*address, *size, *write}, std::string(*label), *stack); },
+          parameter<kAddress>(), parameter<kSize>(), parameter<kWrite>(), parameter<kLabel>(), parameter<kStack>())
       .def("calls", &calls_of)
       .def("memory_info",
            [](const DeviceRef& self) {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "arguments.hpp"
 #include "support.hpp"
 
 namespace streampool::python {
@@ -28,6 +29,9 @@ StackTable& table() {
 }
 
 constexpr int kMaxDepth = 64;
+
+constexpr Whole<int> kDepth{"depth", "a number of frames"};
+constexpr Whole<debug::StackId> kStack{"stack", "the number of a stack"};
 
 // Nothing may be raised and the caller's error state must survive.
 int walk(Frame* frames, int depth) {
@@ -77,18 +81,21 @@ debug::StackId capture_stack(int depth) noexcept {
 }
 
 void bind_stacks(nb::module_& m) {
-  m.def("capture_stack", [](int depth) { return capture_stack(depth); }, nb::arg("depth") = 32);
-  m.def("resolve_stack", [](debug::StackId id) {
-    nb::list out;
-    if (id == 0 || id > table().stacks.size()) return out;
-    const std::vector<Frame> frames = table().stacks[id - 1];
-    for (const Frame& f : frames) {
-      const nb::handle code(reinterpret_cast<PyObject*>(f.code));
-      const int line = PyCode_Addr2Line(f.code, f.instruction);
-      out.append(nb::make_tuple(code.attr("co_filename"), line, code.attr("co_qualname")));
-    }
-    return out;
-  });
+  m.def("capture_stack", [](Given<kDepth> depth) { return capture_stack(*depth); }, parameter<kDepth>() = 32);
+  m.def(
+      "resolve_stack",
+      [](Given<kStack> stack) {
+        nb::list out;
+        if (*stack == 0 || *stack > table().stacks.size()) return out;
+        const std::vector<Frame> frames = table().stacks[*stack - 1];
+        for (const Frame& f : frames) {
+          const nb::handle code(reinterpret_cast<PyObject*>(f.code));
+          const int line = PyCode_Addr2Line(f.code, f.instruction);
+          out.append(nb::make_tuple(code.attr("co_filename"), line, code.attr("co_qualname")));
+        }
+        return out;
+      },
+      parameter<kStack>());
 }
 
 }  // namespace streampool::python

@@ -2,31 +2,31 @@
 // cuda.core stream has handle 0, which is the legacy stream (NVIDIA/cuda-python#2627).
 #include <nanobind/stl/string.h>
 
+#include <utility>
+
+#include "arguments.hpp"
 #include "support.hpp"
 
 namespace streampool::python {
 namespace {
 
+constexpr Callable kHook{"hook"};
+
 PyObject* g_current_stream_hook = nullptr;  // callable(simulated) -> object or int; leaked at exit
 PyObject *g_cuda_stream, *g_is_closed, *g_device, *g_device_id, *g_handle;
 
-[[noreturn]] void wrong_type(nb::handle stream, const char* verb) {
-  throw nb::type_error((std::string(verb) +
-                        ": a stream is None, an int handle or an object with __cuda_stream__(), not " +
-                        nb::cast<std::string>(nb::str(stream.type().attr("__name__"))))
-                           .c_str());
+constexpr Whole<driver::StreamHandle> kStreamHandle{"stream", "a handle"};
+constexpr Whole<driver::EventHandle> kEventHandle{"event", "a handle", 1};
+constexpr const char* kNamedStream = "an int handle or an object with __cuda_stream__()";
+
+[[noreturn]] void no_stream(nb::handle given) {
+  refuse(PyExc_TypeError, "stream", std::string("None, ") + kNamedStream, given);
+}
+[[noreturn]] void no_event(nb::handle given) {
+  refuse(PyExc_TypeError, "event", "an int handle or an object whose `handle` is one", given);
 }
 
-driver::StreamHandle int_handle(nb::handle value, const char* verb) {
-  const unsigned long long handle = PyLong_AsUnsignedLongLong(value.ptr());
-  if (handle == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    throw nb::value_error((std::string(verb) + ": a stream handle is a number from 0 to 2^64 - 1, not " +
-                           nb::cast<std::string>(nb::str(value)))
-                              .c_str());
-  }
-  return static_cast<driver::StreamHandle>(handle);
-}
+bool is_int(nb::handle given) { return PyLong_Check(given.ptr()) && !PyBool_Check(given.ptr()); }
 
 nb::object attribute(nb::handle object, PyObject* name) {
   PyObject* found = PyObject_GetAttr(object.ptr(), name);
@@ -55,15 +55,14 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
     current = resolve_current(nb::none(), core);
     stream = current;
   }
-  if (PyBool_Check(stream.ptr())) wrong_type(stream, verb);
-  if (PyLong_Check(stream.ptr())) return int_handle(stream, verb);
+  if (is_int(stream)) return convert(stream, kStreamHandle);
   const PythonCall call;
   const nb::object closed = attribute(stream, g_is_closed);
   if (closed.is_valid() && closed.is(Py_True))
     raise_stream_error(std::string(verb) +
                        ": the stream object is closed; nothing was done. Use a live stream, or its replacement");
   nb::object protocol = attribute(stream, g_cuda_stream);
-  if (!protocol.is_valid()) wrong_type(stream, verb);
+  if (!protocol.is_valid()) no_stream(stream);
   if (PyCallable_Check(protocol.ptr())) {
     PyObject* result = PyObject_CallNoArgs(protocol.ptr());
     if (result == nullptr) {
@@ -72,8 +71,9 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
     }
     protocol = nb::steal(result);
   }
-  if (!PyTuple_Check(protocol.ptr()) || PyTuple_GET_SIZE(protocol.ptr()) != 2) wrong_type(stream, verb);
-  const driver::StreamHandle handle = int_handle(nb::handle(PyTuple_GET_ITEM(protocol.ptr(), 1)), verb);
+  if (!PyTuple_Check(protocol.ptr()) || PyTuple_GET_SIZE(protocol.ptr()) != 2)
+    refuse(PyExc_TypeError, "what __cuda_stream__() gives", "a version and a handle", protocol);
+  const driver::StreamHandle handle = convert(nb::handle(PyTuple_GET_ITEM(protocol.ptr(), 1)), kStreamHandle);
   if (!other_devices && handle > driver::kPerThreadStream) {
     const nb::object device = attribute(stream, g_device);
     const nb::object id = device.is_valid() && !device.is_none() ? attribute(device, g_device_id) : nb::object();
@@ -88,18 +88,34 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
   return handle;
 }
 
+driver::StreamHandle named_stream_handle(nb::handle stream, const pool::Core& core, const char* verb,
+                                         bool other_devices) {
+  if (stream.is_none()) refuse(PyExc_TypeError, "stream", kNamedStream, stream);
+  return stream_handle(stream, core, verb, other_devices);
+}
+
+void must_look_like_a_stream(nb::handle stream) {
+  if (stream.is_none()) return;
+  if (is_int(stream))
+    convert(stream, kStreamHandle);
+  else if (!attribute(stream, g_cuda_stream).is_valid())
+    no_stream(stream);
+}
+
 driver::EventHandle event_handle(nb::handle event) {
-  if (PyBool_Check(event.ptr())) throw nb::type_error("an event is an int handle or an object with a handle");
-  if (PyLong_Check(event.ptr())) return int_handle(event, "record_event");
+  if (is_int(event)) return convert(event, kEventHandle);
   const nb::object closed = attribute(event, g_is_closed);
   if (closed.is_valid() && closed.is(Py_True)) raise_stream_error("record_event: the event object is closed");
   const nb::object handle = attribute(event, g_handle);
-  if (!handle.is_valid()) throw nb::type_error("record_event: an event is an int handle or an object with a handle");
+  if (!handle.is_valid()) no_event(event);
+  // The handle of a cuda.core event is an object of the bindings.
   const nb::object number = nb::steal(PyNumber_Long(handle.ptr()));
-  if (!number.is_valid()) throw nb::python_error();
-  const driver::EventHandle value = int_handle(number, "record_event");
-  if (value == 0) raise_stream_error("record_event: the event object is closed");
-  return value;
+  if (!number.is_valid()) {
+    PyErr_Clear();
+    no_event(event);
+  }
+  if (PyObject_IsTrue(number.ptr()) == 0) raise_stream_error("record_event: the event object is closed");
+  return convert(number, kEventHandle);
 }
 
 void bind_streams(nb::module_& m) {
@@ -110,11 +126,11 @@ void bind_streams(nb::module_& m) {
   g_handle = PyUnicode_InternFromString("handle");
   m.def(
       "set_current_stream_hook",
-      [](nb::object hook) {
-        Py_XDECREF(g_current_stream_hook);
-        g_current_stream_hook = hook.is_none() ? nullptr : hook.release().ptr();
+      [](Given<kHook> hook) {
+        PyObject* callable = hook.value.is_none() ? nullptr : Py_NewRef(hook.value.ptr());
+        Py_XDECREF(std::exchange(g_current_stream_hook, callable));
       },
-      nb::arg("hook").none());
+      parameter<kHook>());
 }
 
 }  // namespace streampool::python

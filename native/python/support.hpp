@@ -24,34 +24,34 @@ void bind_errors(nb::module_& m);
 [[noreturn]] void raise_stream_error(const std::string& text);
 [[noreturn]] void raise_driver_error(driver::OpenError kind, const std::string& text);
 [[noreturn]] void raise_driver_error(const std::string& text);
-[[noreturn]] void raise_closed(const std::string& text);
 
-// -- stream arguments (streams.cpp)
-// ------------------------------------------------------------------------------------
+// -- stream arguments (streams.cpp) ----------------------------------------------------------------------------------
 void bind_streams(nb::module_& m);
 // The handle that an argument names: None is the current stream, an int a handle, else __cuda_stream__().
-// Raises StreamError for closed objects and other devices' streams, TypeError for anything else.
+// Raises StreamError for closed objects and other devices' streams, TypeError and ValueError for what is no stream.
 driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, const char* verb,
                                    bool other_devices = false);
+// The same where None is no answer: to record, register or forget the current stream by leaving it out would be a
+// guess.
+driver::StreamHandle named_stream_handle(nb::handle stream, const pool::Core& core, const char* verb,
+                                         bool other_devices = false);
+// Raises for what can be no stream. Any stream will do, a closed one too.
+void must_look_like_a_stream(nb::handle stream);
 // None becomes the current stream, as an object or an int: what a block remembers of its allocation.
 nb::object resolve_current(nb::object stream, const pool::Core& core);
 driver::EventHandle event_handle(nb::handle event);
 
-// -- stacks (stacks.cpp)
-// ------------------------------------------------------------------------------------------------
+// -- stacks (stacks.cpp) ---------------------------------------------------------------------------------------------
 void bind_stacks(nb::module_& m);
 // Interns the Python frames of the calling thread, innermost first. Needs the GIL; never raises.
 debug::StackId capture_stack(int depth) noexcept;
 
-// -- the rest: a file each
-// ------------------------------------------------------------------------------------------------
+// -- the rest: a file each -------------------------------------------------------------------------------------------
+void bind_buffer(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_options(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_replay(nb::module_& m);
 void bind_sim(nb::module_& m);
-
-// The pool behind a Python object, for replay.
-std::shared_ptr<pool::Core> core_of(nb::handle pool);
 
 }  // namespace streampool::python

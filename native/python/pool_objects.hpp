@@ -1,0 +1,85 @@
+// What a Python Pool and a Python Buffer are inside, and what both need around a call of the core.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "hooks.hpp"
+#include "pool/core.hpp"
+#include "support.hpp"
+
+namespace streampool::python {
+
+// Whoever drops the last holder of a pool settles it, which may call the driver: without the GIL.
+inline void drop(std::shared_ptr<pool::Core>& core) {
+  if (core.use_count() != 1) return;
+  const WithoutGil release;
+  core.reset();
+}
+
+struct PyPool {
+  PyPool() = default;
+  PyPool(PyPool&&) = default;
+  PyPool& operator=(PyPool&&) = default;
+  ~PyPool() {
+    if (core) drop(core);
+  }
+  std::shared_ptr<pool::Core> core;
+  nb::dict options;
+  std::shared_ptr<OomCallback> oom_callback;
+  int stack_depth = 0;
+};
+
+struct PyBuffer {
+  std::shared_ptr<pool::Core> core;
+  pool::BlockRef block;
+  Bytes size = 0;
+  bool closed = false;
+  Py_ssize_t views = 0;     // exports of the buffer protocol
+  nb::object pool, stream;  // as the caller gave it; keeps the stream alive as long as the block
+  std::vector<nb::object> recorded;
+
+  ~PyBuffer() {
+    // The last reference is gone: an implicit release, ordered by the block's own streams. Makes no driver call.
+    if (!closed && core) core->release(block);
+    drop(core);
+  }
+};
+
+// In a forked child, and while the process ends, frees are ignored (R22).
+inline bool frees_ignored() { return driver::ending() != driver::Ending::no; }
+
+// Anything but a free: locks of the parent's threads may be held for ever in a forked child.
+inline void must_not_be_forked() {
+  if (driver::ending() != driver::Ending::forked) return;
+  pool::Failure failure;
+  failure.set(pool::Errc::forked,
+              "a pool cannot be used in a forked child: CUDA does not survive a fork. Start processes with "
+              "multiprocessing.get_context('spawn')");
+  raise(failure);
+}
+
+// A signal's handler may have raised while the core waited.
+inline void check_interrupt() {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+}
+
+// Calls a function of the core or the driver without the GIL.
+template <typename Call>
+auto unlocked(Call&& call) {
+  const WithoutGil release;
+  return call();
+}
+
+// The same for a function of the core that may fail and leaves nothing behind that an interrupt would lose.
+template <typename Call>
+void guarded(Call&& call) {
+  pool::Failure failure;
+  if (unlocked([&] { return call(&failure); }) != pool::Errc::ok) raise(failure);
+  check_interrupt();
+}
+
+}  // namespace streampool::python
