@@ -15,7 +15,7 @@ using streampool::BiasedLock;
 using streampool::g_lock_seat;
 
 // Takes the lock until it is this thread's by bias, or for so often that it never will be.
-bool make_mine(BiasedLock& lock, int times = 1 << 12) {
+bool make_mine(BiasedLock& lock, int times = 1 << 18) {
   for (int i = 0; i < times; ++i) {
     if (lock.enter(*g_lock_seat)) {
       BiasedLock::leave(*g_lock_seat);
@@ -98,4 +98,27 @@ STREAMPOOL_TEST("a thread that is inside one lock by bias takes a second one, ev
     const std::lock_guard outer(first);
     const std::lock_guard inner(second);
   });
+}
+
+STREAMPOOL_TEST("who comes by once in a while gives the bias back") {
+  BiasedLock lock;
+  CHECK(make_mine(lock));
+  run(1, [&](int) { const std::lock_guard guard(lock); });
+  CHECK(lock.enter(*g_lock_seat));
+  BiasedLock::leave(*g_lock_seat);
+}
+
+STREAMPOOL_TEST("threads without a seat do not take each other's word for it") {
+  // Found by a review: they shared one seat, and an unlock took another thread's attempt for its own way in.
+  BiasedLock lock;
+  long counter = 0;
+  constexpr int kRounds = 2000;
+  for (int round = 0; round < kRounds; ++round)
+    run(2, [&](int) {
+      for (int i = 0; i < 3; ++i) {
+        const std::lock_guard guard(lock);
+        ++counter;
+      }
+    });
+  CHECK_EQ(counter, 2L * 3 * kRounds);
 }

@@ -6,7 +6,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -14,11 +16,16 @@
 namespace streampool {
 namespace {
 
-// So many times in a row one thread must have taken a lock before it is biased to it; doubled each time the bias is
-// taken away, so that what biasing can cost stays small beside what was done since.
+// So many times in a row one thread must have taken a lock before it is biased to it; doubled each time the bias was
+// taken away lately, so that what biasing can cost stays small beside what was done since.
 constexpr std::uint32_t kFirstStreak = 16;
-constexpr std::uint8_t kMaxLost = 16;
+constexpr std::uint8_t kMaxLost = 12;
+// So often in a row who takes the bias away gives it back, and after so long a peace that is forgotten.
+constexpr std::uint8_t kGivenBack = 8;
+constexpr std::int64_t kPeace = 10;  // milliseconds
 constexpr int kSpins = 64;
+
+LockSeat g_no_seat;
 
 struct Seats {
   std::mutex mutex;
@@ -52,18 +59,27 @@ struct SeatHolder {
   }
 };
 
+// Once: after its end a thread gets no other seat. Allocates.
 void sit_down() {
   thread_local SeatHolder holder;
   (void)holder;
 }
 
-bool barrier_works() {
-  static const bool works = [] {
-    const long commands = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
-    return commands >= 0 && (commands & MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0 &&
-           syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
-  }();
-  return works;
+long barrier(int command) { return syscall(SYS_membarrier, command, 0, 0); }
+
+// Every other thread of the process has passed a full barrier when this returns.
+void all_pass_a_barrier() {
+  if (barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0) return;
+  // It worked before: without it two threads could be inside.
+  if (barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0 && barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0) return;
+  std::fputs("streampool: membarrier(2) is refused since a while, and locks depend on it\n", stderr);
+  std::abort();
+}
+
+std::int64_t milliseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
 }
 
 void wait_a_little(int* spins) {
@@ -79,10 +95,20 @@ void wait_a_little(int* spins) {
 
 }  // namespace
 
-LockSeat g_no_seat;
 constinit thread_local LockSeat* g_lock_seat __attribute__((tls_model("initial-exec"))) = &g_no_seat;
 
-void BiasedLock::lock_plain(LockSeat& seat) noexcept {
+bool BiasedLock::prepare() noexcept {
+  static const bool works = [] {
+    const long commands = barrier(MEMBARRIER_CMD_QUERY);
+    return commands >= 0 && (commands & MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0 &&
+           barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0;
+  }();
+  return works;
+}
+
+void BiasedLock::lock_plain() noexcept {
+  if (g_lock_seat == &g_no_seat && prepare()) sit_down();
+  LockSeat& seat = *g_lock_seat;
   for (int spins = 0; !take();) wait_a_little(&spins);
   take_bias_away(seat);
   consider_bias(seat);
@@ -91,34 +117,29 @@ void BiasedLock::lock_plain(LockSeat& seat) noexcept {
 // Holding `taken_`: afterwards nobody is inside, nor gets in without it.
 void BiasedLock::take_bias_away(const LockSeat& seat) noexcept {
   LockSeat* owner = owner_.load(std::memory_order_relaxed);
-  if (owner == nullptr) return;
+  // The thread's own bias, when it is inside another lock or waited for a visitor: it does not come in twice.
+  if (owner == nullptr || owner == &seat) return;
   owner_.store(nullptr, std::memory_order_seq_cst);
-  // The thread's own bias, when it is inside another lock by bias already: program order is enough.
-  if (owner == &seat) return;
-  syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+  all_pass_a_barrier();
   for (int spins = 0; owner->inside.load(std::memory_order_acquire) == this;) wait_a_little(&spins);
-  lost_ = std::min<std::uint8_t>(static_cast<std::uint8_t>(lost_ + 1), kMaxLost);
-  streak_ = 0;
-  last_ = nullptr;
+  const std::int64_t now = milliseconds();
+  if (now - lost_at_ >= kPeace) lost_ = 0;
+  lost_at_ = now;
+  if (lost_ < kMaxLost) ++lost_;
+  if (lost_ <= kGivenBack) former_ = owner;
 }
 
 // Holding `taken_`: a lock that one thread takes again and again becomes that thread's.
 void BiasedLock::consider_bias(LockSeat& seat) noexcept {
+  if (&seat == &g_no_seat) return;
   if (last_ != &seat) {
     last_ = &seat;
     streak_ = 0;
   }
   if (++streak_ < kFirstStreak << lost_) return;
   streak_ = 0;
-  if (&seat == &g_no_seat) {
-    static thread_local bool sat = false;  // once: after its end a thread gets no other seat
-    if (!sat) {
-      sat = true;
-      sit_down();
-      last_ = g_lock_seat;
-    }
-  }
-  if (g_lock_seat != &g_no_seat && barrier_works()) owner_.store(g_lock_seat, std::memory_order_release);
+  former_ = nullptr;
+  owner_.store(&seat, std::memory_order_release);
 }
 
 }  // namespace streampool

@@ -3,8 +3,9 @@
 // A lock that one thread takes again and again becomes biased to it: from then on that thread enters with plain stores.
 // Another thread that wants it takes the bias away first: it clears `owner_`, makes every running thread of the process
 // pass a memory barrier (Linux membarrier(2)), and then sees either that the owner is inside, and waits, or that the
-// owner will see that it is the owner no more. So the owner pays no barrier and no locked instruction. Each time the
-// bias is taken away the next one is harder to get: a lock that threads share soon stays a plain spin lock.
+// owner will see that it is the owner no more. So the owner pays no barrier and no locked instruction. Who comes by once
+// in a while gives the bias back. Where that happens often, the bias goes, and is the harder to get again the more often
+// it was taken away: a lock that threads share soon stays a plain spin lock.
 // After D. Dice, M. Moir, W. Scherer, "Quickly reacquirable locks" (2003).
 //
 // Spins a little, then yields; never fair: a ticket lock stalls everybody behind a descheduled waiter. Guards a few
@@ -14,6 +15,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 namespace streampool {
 
@@ -24,18 +26,15 @@ struct alignas(64) LockSeat {
   std::atomic<const BiasedLock*> inside{nullptr};  // written by its thread alone
 };
 
-// The seat of threads that have none yet, or none any more. No bias names it; what it says is nobody's word, since many
-// threads write it at once.
-extern LockSeat g_no_seat;
+// This thread's seat. Before its first plain lock and after its end a thread has none, which is one that nobody's bias
+// names and nobody writes.
 extern constinit thread_local LockSeat* g_lock_seat __attribute__((tls_model("initial-exec")));
 
 class BiasedLock {
  public:
   void lock() noexcept {
     LockSeat& seat = *g_lock_seat;
-    if (seat.inside.load(std::memory_order_relaxed) != nullptr || owner_.load(std::memory_order_relaxed) != &seat ||
-        !enter(seat))
-      lock_plain(seat);
+    if (seat.inside.load(std::memory_order_relaxed) != nullptr || !enter(seat)) lock_plain();
   }
   // Also false when another thread has the bias, inside or not.
   bool try_lock() noexcept {
@@ -48,15 +47,16 @@ class BiasedLock {
   }
   void unlock() noexcept {
     LockSeat& seat = *g_lock_seat;
-    if (&seat != &g_no_seat && seat.inside.load(std::memory_order_relaxed) == this)
+    if (seat.inside.load(std::memory_order_relaxed) == this)
       leave(seat);
     else
-      taken_.store(false, std::memory_order_release);
+      unlock_plain();
   }
 
   // By the thread's bias, with no more than loads and stores. For callers that have its seat at hand and are inside no
   // other lock; leave() is theirs too.
   bool enter(LockSeat& seat) noexcept {
+    if (owner_.load(std::memory_order_relaxed) != &seat) return false;
     seat.inside.store(this, std::memory_order_release);
     // The compiler keeps the order; the processor's is the business of whoever takes the bias away.
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -65,10 +65,17 @@ class BiasedLock {
     seat.inside.store(nullptr, std::memory_order_release);
     return false;
   }
+  // Whether locks can be biased here. Asks the kernel the first time, which takes milliseconds: before any lock is held.
+  static bool prepare() noexcept;
   static void leave(LockSeat& seat) noexcept { seat.inside.store(nullptr, std::memory_order_release); }
 
  private:
-  void lock_plain(LockSeat& seat) noexcept;
+  void lock_plain() noexcept;
+  void unlock_plain() noexcept {
+    // The owner sees with its bias what was done meanwhile.
+    if (former_ != nullptr) owner_.store(std::exchange(former_, nullptr), std::memory_order_release);
+    taken_.store(false, std::memory_order_release);
+  }
   bool take() noexcept {
     return !taken_.load(std::memory_order_relaxed) && !taken_.exchange(true, std::memory_order_acquire);
   }
@@ -78,9 +85,11 @@ class BiasedLock {
   std::atomic<LockSeat*> owner_{nullptr};
   std::atomic<bool> taken_{false};
   // Under `taken_`.
-  std::uint8_t lost_ = 0;  // how often the bias was taken away, up to a bound
-  std::uint32_t streak_ = 0;
+  std::uint8_t lost_ = 0;         // how often the bias was taken away lately, up to a bound
+  std::int64_t lost_at_ = 0;      // when that was last, in milliseconds
+  std::uint32_t streak_ = 0;      // how often in a row `last_` took the lock
   LockSeat* last_ = nullptr;
+  LockSeat* former_ = nullptr;    // gets its bias back at the unlock
 };
 
 }  // namespace streampool

@@ -4,6 +4,11 @@
 #include <limits>
 
 namespace streampool::observe {
+namespace {
+
+constexpr std::int64_t kLook = std::numeric_limits<std::int64_t>::min();  // a ceiling that the next allocation passes
+
+}  // namespace
 
 ThreadCounters* CounterBank::join() {
   std::lock_guard lock(mutex_);
@@ -26,8 +31,9 @@ void CounterBank::leave(ThreadCounters* c) {
   left_.allocated_bytes += c->allocated_bytes.exchange(0);
   left_.peak = std::max(left_.peak, c->peak.exchange(0));
   published_.fetch_add(c->net.exchange(0));
-  c->ceiling = 0;
   c->used = false;
+  // What it published counts for the others now: they look at their next allocation.
+  for (const auto& other : all_) other->ceiling.store(kLook, std::memory_order_relaxed);
 }
 
 void CounterBank::raise(ThreadCounters& c) {
@@ -68,10 +74,12 @@ Totals CounterBank::totals() const {
 
 void CounterBank::reset_peak() {
   std::lock_guard lock(mutex_);
-  left_.peak = 0;
+  // From here on the highest is what there is now.
+  left_.peak = published_.load(std::memory_order_relaxed);
+  for (const auto& c : all_) left_.peak += c->net.load(std::memory_order_relaxed);
   for (auto& c : all_) {
     c->peak.store(0, std::memory_order_relaxed);
-    c->ceiling.store(std::numeric_limits<std::int64_t>::min(), std::memory_order_relaxed);  // the next allocation looks
+    c->ceiling.store(kLook, std::memory_order_relaxed);
   }
 }
 

@@ -68,29 +68,20 @@ Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const
 }
 
 Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure) {
-  const ThreadCache& cache = thread_cache();
-  if (cache.handle == handle && cache.epoch == (door_.epoch.load(std::memory_order_acquire) & ~kShut)) {
+  // Before: what is found may be forgotten meanwhile.
+  const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
+  if (const ThreadCache& cache = thread_cache(); cache.handle == handle && cache.epoch == epoch) {
     *out = Named(cache.heap, canonical(handle), false);
     return Errc::ok;
   }
   const Errc errc = name_any(handle, out, failure);
-  if (errc != Errc::ok || out->stream().events == nullptr) return errc;
-  return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " +
-                                        std::string(driver_->name()) +
-                                        ": memory is allocated and freed on streams of its own device. A peer's stream "
-                                        "that uses a block is declared with record_stream");
-}
-
-Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
-  // Before: what is found may be forgotten meanwhile.
-  const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
-  const Errc errc = streams_.name(handle, out, failure);
   if (errc != Errc::ok) return errc;
-  if (!out->stream().lasting) {
-    fence_owed(*out);
-    // Streams that come and go leave their entries behind until somebody looks.
-    if (streams_.known() >= sweep_at_.load(std::memory_order_relaxed)) sweep_streams();
-  } else if (out->stream().events == nullptr && !streams_.capture_known()) {
+  if (out->stream().events != nullptr)
+    return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " +
+                                          std::string(driver_->name()) +
+                                          ": memory is allocated and freed on streams of its own device. A peer's "
+                                          "stream that uses a block is declared with record_stream");
+  if (out->stream().lasting && !streams_.capture_known()) {
     counters();  // makes the cache this pool's
     ThreadCache& cache = thread_cache();
     cache.handle = handle;
@@ -99,6 +90,15 @@ Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
     const bool ordinary = debugger_ == nullptr && !options_.debug.track && !host_visible(kind_) && !closed();
     cache.key = ordinary ? epoch : kShut;
   }
+  return Errc::ok;
+}
+
+Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
+  const Errc errc = streams_.name(handle, out, failure);
+  if (errc != Errc::ok || out->stream().lasting) return errc;
+  fence_owed(*out);
+  // Streams that come and go leave their entries behind until somebody looks.
+  if (streams_.known() >= sweep_at_.load(std::memory_order_relaxed)) sweep_streams();
   return Errc::ok;
 }
 

@@ -125,6 +125,7 @@ std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind 
                  "device " + std::string(driver->name()) + " has no managed memory; use kind='device' or 'pinned'");
     return nullptr;
   }
+  BiasedLock::prepare();
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, on_fork); });
   reap();

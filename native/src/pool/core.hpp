@@ -276,6 +276,20 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
   order::MarkSet make_marks(const BlockRecord& record, const Held& held, Heap& by, order::Ticket* ticket);
   bool free_own_slot(BlockRecord& record, Heap& by, order::Ticket* ticket);
+  Errc hold_on(const BlockRef& block, order::StreamState* stream, order::Mark mark, Failure* failure);
+  // The lock under which a slot's record leaves the live state (fast.hpp): its slab's heap's.
+  template <typename Body>
+  static bool with_record_lock(const BlockRecord& record, Body&& body) {
+    const placement::PageMap::Entry container{record.container};
+    if (container.tag() == placement::PageMap::Tag::large) return body();
+    const Slab* slab = static_cast<Slab*>(container.pointer());
+    for (;;) {
+      Heap* heap = slab->heap.load(std::memory_order_acquire);
+      if (heap == nullptr) return false;  // never cut
+      std::lock_guard lock(heap->stream.lock);
+      if (slab->heap.load(std::memory_order_acquire) == heap) return body();
+    }
+  }
   static bool move_record(BlockRecord& record, std::uint32_t generation, Magic from, Magic to);
   void settle(BlockRecord* record, const order::MarkSet& marks);
   void settle_slot(Slab* slab, unsigned slot, order::MarkSet marks);

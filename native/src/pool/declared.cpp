@@ -28,16 +28,37 @@ Errc Core::record_stream(const BlockRef& block, driver::StreamHandle stream, Fai
   Named named;
   errc = name_any(stream, &named, failure);
   if (errc != Errc::ok) return errc;
+  return hold_on(block, &named.stream(), {}, failure);
+}
+
+// Writes down what a live block holds on to until it is freed: a stream, or a mark. A free looks for it where the state
+// and the flag are seen together: for a slot under its heap's lock.
+Errc Core::hold_on(const BlockRef& block, order::StreamState* stream, order::Mark mark, Failure* failure) {
   BlockRecord& record = *block.record;
+  const std::uint64_t live = BlockRecord::pack(block.generation, Magic::live);
   std::lock_guard lock(extra_lock(&record));
-  const std::uint64_t word = record.word.load(std::memory_order_acquire);
-  if (word != BlockRecord::pack(block.generation, Magic::live)) return not_live(block, word, failure, 0, false);
-  std::vector<order::StreamState*>& recorded = record.more().recorded;
-  if (std::find(recorded.begin(), recorded.end(), &named.stream()) == recorded.end()) {
-    recorded.push_back(&named.stream());
-    named.heap()->users.fetch_add(1, std::memory_order_relaxed);
+  std::uint64_t word = record.word.load(std::memory_order_acquire);
+  if (word != live) return not_live(block, word, failure, 0, false);
+  const bool fresh = !record.extra;
+  BlockExtra& extra = record.more();
+  std::vector<order::StreamState*>& recorded = extra.recorded;
+  const bool add = stream != nullptr && std::find(recorded.begin(), recorded.end(), stream) == recorded.end();
+  if (add) {
+    recorded.push_back(stream);
+    Heap::of(stream)->users.fetch_add(1, std::memory_order_relaxed);
   }
-  return Errc::ok;
+  if (mark.stream != nullptr) extra.inherited.add(mark);
+  if (with_record_lock(record, [&] {
+        word = record.word.load(std::memory_order_acquire);
+        if (word == live) record.origin.fetch_or(BlockRecord::pack_origin(0, kHasExtra, 0), std::memory_order_relaxed);
+        return word == live;
+      }))
+    return Errc::ok;
+  // Freed meanwhile. Nothing of this may be left for the memory's next owner.
+  if (add && record.extra && std::erase(record.extra->recorded, stream) != 0)
+    Heap::of(stream)->users.fetch_sub(1, std::memory_order_release);
+  if (fresh) record.extra.reset();
+  return not_live(block, word, failure, 0, false);
 }
 
 // A private stream waits for the event and is fenced at once: the block gets a mark that covers what the event covered
@@ -76,12 +97,7 @@ Errc Core::record_event(const BlockRef& block, driver::EventHandle event, Failur
   s.lock.unlock();
   fences_.record(s, s.handle);  // never exact: a wait edge on it could wait for what stands before it in the queue
 
-  BlockRecord& record = *block.record;
-  std::lock_guard lock(extra_lock(&record));
-  const std::uint64_t word = record.word.load(std::memory_order_acquire);
-  if (word != BlockRecord::pack(block.generation, Magic::live)) return not_live(block, word, failure, 0, false);
-  record.more().inherited.add({&s, ticket});
-  return Errc::ok;
+  return hold_on(block, nullptr, {&s, ticket}, failure);
 }
 
 // A private stream, idle if there is one, so that a slow event does not hold up a quick one behind it.

@@ -16,8 +16,7 @@ Address Core::address_of(const BlockRecord& record) const {
 Bytes Core::gross_of(const BlockRecord& record) const {
   const PageMap::Entry container{record.container};
   if (container.tag() == PageMap::Tag::large) return static_cast<LargeBlock*>(container.pointer())->bytes;
-  const Slab* slab = static_cast<Slab*>(container.pointer());
-  return slab->cls == kZeroClass ? 0 : slab->slot_bytes;
+  return static_cast<Slab*>(container.pointer())->gross;
 }
 
 Bytes Core::guards_of(const BlockRecord& record) const {

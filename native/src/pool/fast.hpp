@@ -46,7 +46,8 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   const unsigned slot = slab->stack.top();
   BlockRecord& record = slab->records[slot];
   const std::uint64_t word = record.word.load(std::memory_order_relaxed);
-  if (!is_free_magic(BlockRecord::magic_of(word))) [[unlikely]] {
+  // An extra that a stale name left behind is the full call's business.
+  if (!is_free_magic(BlockRecord::magic_of(word)) || record.extra) [[unlikely]] {
     BiasedLock::leave(seat);
     return Fast::no;
   }
@@ -57,7 +58,7 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   BiasedLock::leave(seat);
   out->record = &record;
   out->address = slab->slot_begin(slot);
-  return bank_->on_allocate(*cache.counters, size, slab->slot_bytes, 0) ? Fast::raise : Fast::done;
+  return bank_->on_allocate(*cache.counters, size, slab->gross, 0) ? Fast::raise : Fast::done;
 }
 
 // With the heap's lock held: the record is live in a slab of this heap, and holds on to nothing.
@@ -72,7 +73,7 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   heap.push(slab, slot, heap.stream.take_ticket());
   const Bytes size = record.size.load(std::memory_order_relaxed);
   BiasedLock::leave(seat);
-  return bank_->on_free(*cache.counters, size, slab->slot_bytes, 0) ? Fast::raise : Fast::done;
+  return bank_->on_free(*cache.counters, size, slab->gross, 0) ? Fast::raise : Fast::done;
 }
 
 [[gnu::always_inline]] inline Core::Fast Core::fast_free(Address address, driver::StreamHandle stream) {
@@ -92,7 +93,6 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
       return Fast::no;
     }
     slab = static_cast<Slab*>(entry.pointer());
-    cache.slab = slab;
   }
   const Bytes offset = address - slab->base.load(std::memory_order_relaxed);
   const unsigned slot = slab->slot_at(offset);
@@ -104,8 +104,10 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
       slab->heap.load(std::memory_order_relaxed) != &heap || record.layout() != kRawBlock << BlockRecord::kFrontBits)
       [[unlikely]] {
     BiasedLock::leave(seat);
+    cache.slab = &g_no_slab;  // it may be what is left of a slab whose memory has gone elsewhere
     return Fast::no;
   }
+  cache.slab = slab;
   return fast_push(record, slab, slot, heap, seat, cache, word);
 }
 

@@ -41,17 +41,9 @@ bool Core::try_free(Address address, const FreeRequest& request) {
   return request.stream.has_value() && finished(fast_free(address, *request.stream));
 }
 
-// From one state to another, once: of two racing callers one wins. A slot's under its heap's lock (fast.hpp).
+// From one state to another, once: of two racing callers one wins.
 bool Core::move_record(BlockRecord& record, std::uint32_t generation, Magic from, Magic to) {
-  const PageMap::Entry container{record.container};
-  if (container.tag() == PageMap::Tag::large) return record.move(generation, from, to);
-  const Slab* slab = static_cast<Slab*>(container.pointer());
-  for (;;) {
-    Heap* heap = slab->heap.load(std::memory_order_acquire);
-    if (heap == nullptr) return false;  // never cut
-    std::lock_guard lock(heap->stream.lock);
-    if (slab->heap.load(std::memory_order_acquire) == heap) return record.move(generation, from, to);
-  }
+  return with_record_lock(record, [&] { return record.move(generation, from, to); });
 }
 
 Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure* failure) {
@@ -297,7 +289,7 @@ void Core::release(const BlockRef& block) noexcept {
   BlockRecord* head = door_.released.load(std::memory_order_relaxed);
   do record.link = head;
   while (!door_.released.compare_exchange_weak(head, &record, std::memory_order_release, std::memory_order_relaxed));
-  if (!(door_.epoch.load(std::memory_order_relaxed) & kShut)) door_.epoch.fetch_or(kShut, std::memory_order_release);
+  door_.epoch.fetch_or(kShut, std::memory_order_acq_rel);
 }
 
 // Frees what was released without a stream: it marks the block's own streams and makes no driver call.

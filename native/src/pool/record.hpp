@@ -95,10 +95,7 @@ struct alignas(64) BlockRecord {
     return word.compare_exchange_strong(expected, pack(generation, to), std::memory_order_acq_rel);
   }
   BlockExtra& more() {
-    if (!extra) {
-      extra = std::make_unique<BlockExtra>();
-      origin.fetch_or(pack_origin(0, kHasExtra, 0), std::memory_order_relaxed);
-    }
+    if (!extra) extra = std::make_unique<BlockExtra>();
     return *extra;
   }
 };
@@ -112,6 +109,7 @@ struct Slab {
   std::atomic<Address> base{0};
   Bytes bytes = 0;
   Bytes slot_bytes = 0;
+  Bytes gross = 0;  // of one slot: 0 where no memory is behind the addresses
   std::uint64_t reciprocal = 0;
   std::uint32_t cls = 0;
   bool listed = false;               // in its class's list of slabs with free slots

@@ -38,7 +38,7 @@ bool Core::pop_slot(Heap& heap, Slab* slab, bool complete_only, Found* found) {
   if (!good_free(record)) return false;
   found->record = &record;
   found->begin = slab->slot_begin(slot);
-  found->bytes = slab->cls == kZeroClass ? 0 : slab->slot_bytes;
+  found->bytes = slab->gross;
   found->path = Path::own;
   return true;
 }
@@ -134,6 +134,7 @@ Slab* Core::spare_slab(unsigned cls) {
   fresh->cls = cls;
   fresh->core = this;
   fresh->slot_bytes = cls == kZeroClass ? kMinAlignment : placement::class_size(cls);
+  fresh->gross = cls == kZeroClass ? 0 : fresh->slot_bytes;
   fresh->bytes = cls == kZeroClass ? placement::kSlabUnit : placement::slab_size(cls);
   fresh->reciprocal = placement::slot_reciprocal(cls == kZeroClass ? 0 : cls);
   fresh->records = std::make_unique<BlockRecord[]>(slots);

@@ -103,6 +103,8 @@ std::string Core::audit() {
   if (s.in_use + s.rounding + s.guards + s.quarantined + s.pending + s.cached != s.reserved)
     return differ("the parts add up to reserved",
                   s.in_use + s.rounding + s.guards + s.quarantined + s.pending + s.cached, s.reserved);
+  if (const Bytes counted = static_cast<Bytes>(bank_->totals().gross); gross != counted)
+    return differ("whole slots and extents of live blocks are counted", gross, counted);
   if (gross > taken) return differ("live blocks lie in taken memory", gross, taken);
   if (s.in_use_peak < s.in_use || s.reserved_peak < s.reserved) return "not so: peaks are never below current";
   return {};
