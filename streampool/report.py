@@ -5,7 +5,8 @@
 >>> Path("report.json").write_text(report.to_json())
 
 Made from plain facts as the core gives them, so a report needs neither a device nor the core once it is made. The text
-is in _report_text.py, faults and leaks as plain data in _report_json.py.
+is in _report_text.py, faults and leaks as plain data in _report_json.py, what is wrong with a saved report in
+_report_check.py.
 """
 
 from __future__ import annotations
@@ -314,17 +315,17 @@ def schema() -> dict[str, Any]:
 
 def _checked(text: str) -> dict[str, Any]:
     """Give the data of a report's JSON, of the shape that the schema says."""
-    from streampool._schema import first_problem
+    from streampool._report_check import problem_of
 
     try:
         data = json.loads(text)
-    except RecursionError:
+        found = data.get("schema") if isinstance(data, dict) else None
+        if found != SCHEMA_ID:
+            what = "none" if found is None else ascii(found)[:80]
+            raise ValueError(f"expected schema {SCHEMA_ID}, found {what}")
+        problem = problem_of(data, schema())
+    except RecursionError:  # what can just be read may be too deep to be shown
         raise ValueError("the JSON is nested too deeply") from None
-    found = data.get("schema") if isinstance(data, dict) else None
-    if found != SCHEMA_ID:
-        what = "none" if found is None else ascii(found)[:80]
-        raise ValueError(f"expected schema {SCHEMA_ID}, found {what}")
-    problem = first_problem(data, schema())
     if problem is not None:
         raise ValueError(problem)
     return dict(data)

@@ -15,12 +15,13 @@ One machine serves the process. `configure` comes before its first use; `reset` 
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from streampool import _core
 from streampool._core import StreamError
@@ -335,7 +336,11 @@ class Stream:
     @staticmethod
     def from_handle(handle: int, *, device: Device | None = None) -> Stream:
         """Wrap a handle that somebody else owns, on `device` (the current one)."""
-        return Stream(device or current_device(), int(handle), owns=False)
+        if device is not None:
+            _must_be(Device, "device", device)
+        if isinstance(handle, bool) or not hasattr(handle, "__index__"):
+            raise TypeError(f"handle must be an int, not {handle!r} of type {type(handle).__name__}")
+        return Stream(device or current_device(), operator.index(handle), owns=False)
 
     @property
     def handle(self) -> int:
@@ -377,7 +382,7 @@ class Stream:
         handle = self._open()
         if event is None:
             event = Event(self._device)
-        self._device._core.record_event(event._open(), handle)
+        self._device._core.record_event(_must_be(Event, "event", event)._open(), handle)
         return event
 
     def wait(self, event_or_stream: Event | _HasStream) -> None:
@@ -435,8 +440,13 @@ class Stream:
         label
             Names the work in reports.
         """
-        read_ranges, write_ranges = _ranges(reads), _ranges(writes)
-        label = label or getattr(fn, "__name__", "")
+        read_ranges, write_ranges = _ranges("reads", reads), _ranges("writes", writes)
+        if fn is not None and not callable(fn):
+            raise TypeError(f"fn must be something to call, or None, not {fn!r} of type {type(fn).__name__}")
+        if gate is not None:
+            _must_be(Gate, "gate", gate)
+        if label == "":
+            label = getattr(fn, "__name__", "")
         self._device._core.launch(
             self._open(),
             None if fn is None else _Body(fn, label),
@@ -552,9 +562,17 @@ class Device:
             Short for ``options=StreamOptions(nonblocking=...)``.
         """
         if obj is not None:
+            if not hasattr(obj, "__cuda_stream__"):
+                raise TypeError(f"obj must be an object with __cuda_stream__, not {obj!r} of type {type(obj).__name__}")
             return Stream(self, obj.__cuda_stream__()[1], owns=False)
         if options is not None:
+            if not hasattr(options, "nonblocking"):
+                raise TypeError(f"options must be StreamOptions, not {options!r} of type {type(options).__name__}")
             nonblocking = options.nonblocking is not False
+        if not isinstance(nonblocking, bool):
+            raise TypeError(
+                f"nonblocking must be True or False, not {nonblocking!r} of type {type(nonblocking).__name__}"
+            )
         return Stream(self, self._core.create_stream(not nonblocking, ""), owns=True)
 
     def create_event(self, options: object = None) -> Event:
@@ -575,7 +593,7 @@ class Device:
         """Record an event after all work of all streams, destroyed ones too. Loses captures that are under way."""
         if event is None:
             event = Event(self)
-        self._core.record_context_event(event._open())
+        self._core.record_context_event(_must_be(Event, "event", event)._open())
         return event
 
     def sync(self) -> None:
@@ -678,7 +696,7 @@ class Device:
         return f"<Device {self.name}>"
 
     def _host_access(self, memory: Memory, write: bool, label: str) -> None:
-        ((address, size),) = _ranges((memory,))
+        ((address, size),) = _ranges("memory", (memory,))
         self._core.host_access(address, size, write, label, _core.capture_stack(_STACK_DEPTH))
 
 
@@ -822,9 +840,23 @@ def _raise_from_bodies() -> None:
     raise error
 
 
-def _ranges(memory: Iterable[Memory]) -> list[tuple[int, int]]:
+_T = TypeVar("_T")
+
+
+def _must_be(kind: type[_T], name: str, value: object) -> _T:
+    """Give `value`, which a caller gave for a parameter, if it is of our class."""
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"{name} must be a streampool.sim.{kind.__name__}, not {value!r} of type {type(value).__name__}")
+
+
+def _ranges(name: str, memory: Iterable[Memory]) -> list[tuple[int, int]]:
     ranges = []
-    for one in memory:
-        address, size = one if isinstance(one, tuple) else (one.handle, one.size)
-        ranges.append((int(address), int(size)))
+    try:
+        for one in memory:
+            address, size = one if isinstance(one, tuple) else (one.handle, one.size)
+            ranges.append((operator.index(address), operator.index(size)))
+    except (AttributeError, TypeError, ValueError):
+        wanted = "buffers or (address, bytes)"
+        raise TypeError(f"{name} must be {wanted}, not {memory!r} of type {type(memory).__name__}") from None
     return ranges

@@ -177,12 +177,16 @@ def test_a_report_that_was_cut_anywhere_ends_with_2_and_says_so(saved_report: st
     [
         ({"faults": 3}, "faults: expected array, found 3"),
         ({"faults": [{}]}, "faults[0]: 'kind' is missing"),
+        ({"schema": None}, "expected schema urn:streampool:report:1, found none"),
+        ({"tool": {"name": "other", "version": "1"}}, "tool.name: expected 'streampool', found 'other'"),
+        ({"tool": {"name": "streampool", "version": [1]}}, "tool.version: expected string, found an array"),
         ({"exit_code": "1"}, "exit_code: expected integer or null, found '1'"),
         ({"leak_policy": "some"}, "leak_policy: expected one of definite, all, off, found 'some'"),
         ({"created": None}, "created: expected string, found null"),
         ({"more": 1}, "'more' is not known here"),
         ({"suppressions": [{"rule": "held:x", "used": -1}]}, "suppressions[0].used: expected 0 or more, found -1"),
         ({"suppressions": [{"rule": "held:x", "used": float("nan")}]}, "suppressions[0].used: expected integer"),
+        ({"suppressions": [{"rule": "held:x", "used": 1.0}]}, "suppressions[0].used: expected integer, found 1.0"),
         ({"suppressions": [{"rule": "held:x", "used": 10**400}]}, "does not fit 64 bits"),
     ],
 )

@@ -142,7 +142,7 @@ def test_importing_loads_the_core_and_our_own_modules_only() -> None:
     script = (
         "import sys; before = set(sys.modules); import streampool; "
         "loaded = {m.partition('.')[0] for m in set(sys.modules) - before}; "
-        "print(sorted(loaded & {'cuda', 'numpy', 'structlog', 'prometheus_client', 'rich', 'click'})); "
+        "print(sorted(loaded & {'cuda', 'numpy', 'structlog', 'prometheus_client', 'rich', 'click', 'jsonschema'})); "
         "import streampool._core as c; print([n for n in ('sim', 'report', 'replay', 'traces') "
         "if f'streampool.{n}' in sys.modules])"
     )

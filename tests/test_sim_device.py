@@ -485,3 +485,27 @@ def test_a_forked_child_is_told_and_ends_quietly(machine: Configure) -> None:
     assert os.waitpid(child, 0)[1] == 0
     gate.open()
     s.sync()
+
+
+@pytest.mark.parametrize(
+    ("use", "parameter"),
+    [
+        (lambda dev, s: s.launch(reads=5), "reads"),
+        (lambda dev, s: s.launch(writes=[("a", 1)]), "writes"),
+        (lambda dev, s: s.launch(gate=5), "gate"),
+        (lambda dev, s: s.launch(fn="x"), "fn"),
+        (lambda dev, s: s.record("x"), "event"),
+        (lambda dev, s: dev.create_stream(obj="x"), "obj"),
+        (lambda dev, s: dev.create_stream(nonblocking=1), "nonblocking"),
+        (lambda dev, s: sim.Stream.from_handle("x"), "handle"),
+        (lambda dev, s: sim.Stream.from_handle(True), "handle"),
+        (lambda dev, s: sim.Stream.from_handle(5, device="sim:0"), "device"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(
+    machine: Configure, use: Callable[[sim.Device, sim.Stream], object], parameter: str
+) -> None:
+    """A review of the arguments: AttributeErrors from inside, or nonsense taken for good."""
+    device = machine()
+    with pytest.raises(TypeError, match=rf"^{parameter} must be "):
+        use(device, device.create_stream())

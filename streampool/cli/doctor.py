@@ -19,7 +19,18 @@ from streampool.errors import DriverNotFoundError, StreamPoolError
 
 __all__ = ["command", "examine"]
 
-_LIBRARIES = ("cuda-core", "cuda-bindings", "numpy", "structlog", "prometheus-client", "rich", "click", "torch", "cupy")
+_LIBRARIES = (
+    "cuda-core",
+    "cuda-bindings",
+    "numpy",
+    "structlog",
+    "prometheus-client",
+    "rich",
+    "click",
+    "jsonschema",
+    "torch",
+    "cupy",
+)
 _LIMITS = {
     "max_map_count": (
         Path("/proc/sys/vm/max_map_count"),
