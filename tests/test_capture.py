@@ -231,3 +231,14 @@ def test_an_undeclared_capture_that_ended_is_forgotten(sc: Scene) -> None:
         pool.free_raw(pool.allocate_raw(1, stream=lasting), stream=lasting)
     assert sc.device.calls() == calls, "lasting streams are fast again: no driver call at all"
     assert pool.stats().context_events == 0
+
+
+def test_a_capture_that_was_not_declared_cannot_be_ended() -> None:
+    """Without this the count of open captures went below none, and every later call took the stream for capturing."""
+    with scene() as sc:
+        pool, s = sc.pool(), sc.stream()
+        with pytest.raises(sp.CaptureError, match="begin_capturing comes before"):
+            pool.end_capturing(s)
+        with pool.capturing(s):
+            pass
+        pool.allocate(4096, stream=s).close(s)

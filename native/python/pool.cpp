@@ -178,7 +178,7 @@ void bind_pool(nb::module_& m) {
           [](PyPool& p, nb::handle stream) {
             // A stream that was closed meanwhile ends its capture too, or the pool would see it open for ever.
             must_look_like_a_stream(stream);
-            unlocked([&] { p.core->end_capture(); });
+            guarded([&](Failure* f) { return p.core->end_capture(f); });
           },
           nb::arg("stream").none())
       .def(

@@ -54,12 +54,8 @@ inline bool frees_ignored() { return driver::ending() != driver::Ending::no; }
 
 // Anything but a free: locks of the parent's threads may be held for ever in a forked child.
 inline void must_not_be_forked() {
-  if (driver::ending() != driver::Ending::forked) return;
   pool::Failure failure;
-  failure.set(pool::Errc::forked,
-              "a pool cannot be used in a forked child: CUDA does not survive a fork. Start processes with "
-              "multiprocessing.get_context('spawn')");
-  raise(failure);
+  if (pool::refuse_when_ending(&failure) == pool::Errc::forked) raise(failure);
 }
 
 // A signal's handler may have raised while the core waited.

@@ -415,8 +415,8 @@ STREAMPOOL_TEST("two threads that free one block at the same time: one does, the
     pool::Failure failure;
     pool::FreeRequest request;
     request.stream = by;
-    const Errc errc = scene.core->try_free(block.load(), request) ? Errc::ok
-                                                                  : scene.core->free(block.load(), request, &failure);
+    const Errc errc =
+        scene.core->try_free(block.load(), request) ? Errc::ok : scene.core->free(block.load(), request, &failure);
     if (errc == Errc::ok)
       freed.fetch_add(1);
     else if (errc == Errc::double_free)

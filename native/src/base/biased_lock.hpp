@@ -3,10 +3,10 @@
 // A lock that one thread takes again and again becomes biased to it: from then on that thread enters with plain stores.
 // Another thread that wants it takes the bias away first: it clears `owner_`, makes every running thread of the process
 // pass a memory barrier (Linux membarrier(2)), and then sees either that the owner is inside, and waits, or that the
-// owner will see that it is the owner no more. So the owner pays no barrier and no locked instruction. Who comes by once
-// in a while gives the bias back. Where that happens often, the bias goes, and is the harder to get again the more often
-// it was taken away: a lock that threads share soon stays a plain spin lock.
-// After D. Dice, M. Moir, W. Scherer, "Quickly reacquirable locks" (2003).
+// owner will see that it is the owner no more. So the owner pays no barrier and no locked instruction. Who comes by
+// once in a while gives the bias back. Where that happens often, the bias goes, and is the harder to get again the more
+// often it was taken away: a lock that threads share soon stays a plain spin lock. After D. Dice, M. Moir, W. Scherer,
+// "Quickly reacquirable locks" (2003).
 //
 // Spins a little, then yields; never fair: a ticket lock stalls everybody behind a descheduled waiter. Guards a few
 // dozen instructions, never a driver call, a host allocation of unbounded size, a wait or a callback (R9). A thread is
@@ -65,7 +65,8 @@ class BiasedLock {
     seat.inside.store(nullptr, std::memory_order_release);
     return false;
   }
-  // Whether locks can be biased here. Asks the kernel the first time, which takes milliseconds: before any lock is held.
+  // Whether locks can be biased here. Asks the kernel the first time, which takes milliseconds: before any lock is
+  // held.
   static bool prepare() noexcept;
   static void leave(LockSeat& seat) noexcept { seat.inside.store(nullptr, std::memory_order_release); }
 
@@ -85,11 +86,11 @@ class BiasedLock {
   std::atomic<LockSeat*> owner_{nullptr};
   std::atomic<bool> taken_{false};
   // Under `taken_`.
-  std::uint8_t lost_ = 0;         // how often the bias was taken away lately, up to a bound
-  std::int64_t lost_at_ = 0;      // when that was last, in milliseconds
-  std::uint32_t streak_ = 0;      // how often in a row `last_` took the lock
+  std::uint8_t lost_ = 0;     // how often the bias was taken away lately, up to a bound
+  std::int64_t lost_at_ = 0;  // when that was last, in milliseconds
+  std::uint32_t streak_ = 0;  // how often in a row `last_` took the lock
   LockSeat* last_ = nullptr;
-  LockSeat* former_ = nullptr;    // gets its bias back at the unlock
+  LockSeat* former_ = nullptr;  // gets its bias back at the unlock
 };
 
 }  // namespace streampool

@@ -1,9 +1,9 @@
 // Counters of one pool: each thread counts for itself, readers add up. No shared cache line on the fast path.
 //
-// Bytes in use: what a thread adds and takes away stays with it (`net`) until it comes to a quantum, then it is published
-// for all. Peak: a thread compares its own sum with a ceiling, beyond which the peak it knows is passed, and looks at
-// what the others published only then. So the peak is exact while one thread uses the pool, and off by at most kQuantum
-// x threads while many do.
+// Bytes in use: what a thread adds and takes away stays with it (`net`) until it comes to a quantum, then it is
+// published for all. Peak: a thread compares its own sum with a ceiling, beyond which the peak it knows is passed, and
+// looks at what the others published only then. So the peak is exact while one thread uses the pool, and off by at most
+// kQuantum x threads while many do.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,8 @@ namespace streampool::observe {
 
 inline constexpr std::int64_t kQuantum = 1 << 20;
 
-// Written by its thread alone (plain load and store), read by all; `peak` and `ceiling` are written by reset_peak() too.
+// Written by its thread alone (plain load and store), read by all; `peak` and `ceiling` are written by reset_peak()
+// too.
 struct alignas(64) ThreadCounters {
   std::atomic<std::uint64_t> allocations{0};
   std::atomic<std::uint64_t> frees{0};

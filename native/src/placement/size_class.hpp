@@ -31,7 +31,8 @@ constexpr unsigned class_of(Bytes size) {
 namespace detail {
 inline constexpr auto kClassTable = [] {
   std::array<std::uint8_t, kMaxSlotSize / kMinAlignment> table{};
-  for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::uint8_t>(class_of((i + 1) * kMinAlignment));
+  for (std::size_t i = 0; i < table.size(); ++i)
+    table[i] = static_cast<std::uint8_t>(class_of((i + 1) * kMinAlignment));
   return table;
 }();
 }  // namespace detail

@@ -250,7 +250,11 @@ Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {
 }
 
 void Core::begin_capture() { streams_.begin_capture(); }
-void Core::end_capture() { streams_.end_capture(); }
+Errc Core::end_capture(Failure* failure) {
+  if (streams_.end_capture()) return Errc::ok;
+  return failure->set(Errc::capture,
+                      "end_capturing: no capture was declared; begin_capturing comes before the capture");
+}
 
 // -- growing, shrinking, ending
 // ---------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc register_stream(driver::StreamHandle stream, Failure* failure);
   Errc forget_stream(driver::StreamHandle stream, Failure* failure);
   void begin_capture();
-  void end_capture();
+  Errc end_capture(Failure* failure);
 
   Errc reserve(Bytes bytes, Bytes* reserved, Failure* failure);
   TrimResult trim(Bytes keep);
@@ -345,7 +345,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   // What every call looks at first.
   struct alignas(64) Door {
-    std::uint64_t uid = 0;                       // of the pool; never used twice
+    std::uint64_t uid = 0;  // of the pool; never used twice
     // Changes when what a thread remembers of a stream may have become wrong; the same for no two pools. With kShut
     // something is to be done first.
     std::atomic<std::uint64_t> epoch{new_epoch()};

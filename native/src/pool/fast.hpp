@@ -1,6 +1,6 @@
-// The fast path: a slot on a lasting stream that this thread used last, allocated and freed without a driver call, a host
-// allocation or a locked instruction (the heap's lock is biased to the thread that uses it). Whatever is out of the
-// ordinary is left to the full calls: these functions then say false and have changed nothing.
+// The fast path: a slot on a lasting stream that this thread used last, allocated and freed without a driver call, a
+// host allocation or a locked instruction (the heap's lock is biased to the thread that uses it). Whatever is out of
+// the ordinary is left to the full calls: these functions then say false and have changed nothing.
 //
 // A slot's record goes from live to freed only under the lock of its slab's heap, here by a plain store and in the full
 // free by an exchange; the one transition without that lock is the implicit release of a block that an object owns,
@@ -12,8 +12,8 @@
 
 namespace streampool::pool {
 
-// What a call must find to go on here: the same pool and stream as last time, nothing to do first, and no reason to look
-// twice (captures, a close, implicit releases: each changes the epoch).
+// What a call must find to go on here: the same pool and stream as last time, nothing to do first, and no reason to
+// look twice (captures, a close, implicit releases: each changes the epoch).
 [[gnu::always_inline]] inline bool Core::at_home(const ThreadCache& cache, driver::StreamHandle stream) const {
   return cache.key == door_.epoch.load(std::memory_order_acquire) && cache.handle == stream &&
          driver::ending_now() == driver::Ending::no;
@@ -28,8 +28,8 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   return generation;
 }
 
-[[gnu::always_inline]] inline Core::Fast Core::fast_allocate(Bytes size, driver::StreamHandle stream, std::uint32_t flags, debug::StackId stack,
-                                BlockRef* out) {
+[[gnu::always_inline]] inline Core::Fast Core::fast_allocate(Bytes size, driver::StreamHandle stream,
+                                                             std::uint32_t flags, debug::StackId stack, BlockRef* out) {
   ThreadCache& cache = thread_cache();
   if (!at_home(cache, stream) || size - 1 >= placement::kMaxSlotSize) [[unlikely]]
     return Fast::no;
@@ -62,8 +62,8 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
 }
 
 // With the heap's lock held: the record is live in a slab of this heap, and holds on to nothing.
-[[gnu::always_inline]] inline Core::Fast Core::fast_push(BlockRecord& record, Slab* slab, unsigned slot, Heap& heap, LockSeat& seat,
-                            ThreadCache& cache, std::uint64_t word) {
+[[gnu::always_inline]] inline Core::Fast Core::fast_push(BlockRecord& record, Slab* slab, unsigned slot, Heap& heap,
+                                                         LockSeat& seat, ThreadCache& cache, std::uint64_t word) {
   if (slab->stack.free_count + 1 == slab->stack.slots && (slab->prev != nullptr || slab->next != nullptr))
       [[unlikely]] {  // may have to give its memory back
     BiasedLock::leave(seat);
@@ -124,8 +124,7 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
     return Fast::no;
   Slab* slab = static_cast<Slab*>(container.pointer());
   const std::uint64_t word = record.word.load(std::memory_order_acquire);
-  if (word != BlockRecord::pack(block.generation, Magic::live) ||
-      slab->heap.load(std::memory_order_relaxed) != &heap ||
+  if (word != BlockRecord::pack(block.generation, Magic::live) || slab->heap.load(std::memory_order_relaxed) != &heap ||
       (record.layout() | kRawBlock << BlockRecord::kFrontBits) != kRawBlock << BlockRecord::kFrontBits) [[unlikely]] {
     BiasedLock::leave(seat);
     return Fast::no;

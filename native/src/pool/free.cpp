@@ -61,8 +61,7 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   }
   std::shared_lock<std::shared_mutex> gate;
   if (debugger_ != nullptr) gate = std::shared_lock(live_gate_);
-  if (!move_record(record, block.generation, Magic::live,
-                   debugger_ != nullptr ? Magic::quarantined : Magic::freed)) {
+  if (!move_record(record, block.generation, Magic::live, debugger_ != nullptr ? Magic::quarantined : Magic::freed)) {
     gate = {};
     return not_live(block, record.word.load(std::memory_order_acquire), failure, request.stack);
   }
@@ -70,7 +69,8 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   const bool explicit_free = named.heap() != nullptr;
   Heap& by = explicit_free ? *named.heap() : *record.home;
   Ticket ticket = 0;
-  if (observe::ThreadCounters& c = counters(); bank_->on_free(c, record.size, gross, guards_of(record))) bank_->raise(c);
+  if (observe::ThreadCounters& c = counters(); bank_->on_free(c, record.size, gross, guards_of(record)))
+    bank_->raise(c);
   finish_free(record, block.address, by, request.stack, &ticket);
   gate = {};
 

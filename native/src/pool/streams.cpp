@@ -96,7 +96,12 @@ void StreamTable::begin_capture() {
   change_epoch();
 }
 
-void StreamTable::end_capture() { captures_.fetch_sub(1, std::memory_order_acq_rel); }
+bool StreamTable::end_capture() {
+  std::uint32_t open = captures_.load(std::memory_order_relaxed);
+  while (open != 0)
+    if (captures_.compare_exchange_weak(open, open - 1, std::memory_order_acq_rel)) return true;
+  return false;
+}
 
 Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
   handle = canonical(handle);

@@ -65,7 +65,7 @@ class StreamTable {
   void change_epoch();
   // Counts declared captures; while one is open lasting streams are checked as well.
   void begin_capture();
-  void end_capture();
+  bool end_capture();  // false: none was declared
   // An undeclared capture counts for a second after it was seen, or until its stream is found not capturing: its handle
   // cannot be asked again without its owner.
   bool capture_known() const;

@@ -18,8 +18,8 @@ struct ThreadCache {
   std::uint64_t epoch = 1;  // of the pool's door when `heap` was found; no two pools have the same
   driver::StreamHandle handle = ~driver::StreamHandle{0};
   Heap* heap = nullptr;
-  std::uint64_t key = 1;  // `epoch` again where the fast path may be taken, else one that fits no door
-  Slab* slab = &g_no_slab;     // where the last fast free was
+  std::uint64_t key = 1;    // `epoch` again where the fast path may be taken, else one that fits no door
+  Slab* slab = &g_no_slab;  // where the last fast free was
 };
 
 // One entry: programs that alternate between pools take the slower way.
