@@ -22,7 +22,7 @@ namespace streampool {
 class BiasedLock;
 
 // A thread's place in the protocol. Never given back: a later thread takes it over, and the biases with it.
-struct alignas(64) LockSeat {
+struct alignas(128) LockSeat {
   std::atomic<const BiasedLock*> inside{nullptr};  // written by its thread alone
 };
 

@@ -20,7 +20,7 @@ inline constexpr std::int64_t kQuantum = 1 << 20;
 
 // Written by its thread alone (plain load and store), read by all; `peak` and `ceiling` are written by reset_peak()
 // too.
-struct alignas(64) ThreadCounters {
+struct alignas(128) ThreadCounters {
   std::atomic<std::uint64_t> allocations{0};
   std::atomic<std::uint64_t> frees{0};
   std::atomic<std::uint64_t> allocated_bytes{0};

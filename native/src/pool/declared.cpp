@@ -32,7 +32,8 @@ Errc Core::record_stream(const BlockRef& block, driver::StreamHandle stream, Fai
 }
 
 // Writes down what a live block holds on to until it is freed: a stream, or a mark. A free looks for it where the state
-// and the flag are seen together: for a slot under its heap's lock.
+// and the flag are seen together: for a slot under its heap's lock. All under the record's extra lock, so that a name
+// that has become stale meanwhile leaves nothing behind that the next owner's declarations could meet.
 Errc Core::hold_on(const BlockRef& block, order::StreamState* stream, order::Mark mark, Failure* failure) {
   BlockRecord& record = *block.record;
   const std::uint64_t live = BlockRecord::pack(block.generation, Magic::live);

@@ -46,8 +46,7 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   const unsigned slot = slab->stack.top();
   BlockRecord& record = slab->records[slot];
   const std::uint64_t word = record.word.load(std::memory_order_relaxed);
-  // An extra that a stale name left behind is the full call's business.
-  if (!is_free_magic(BlockRecord::magic_of(word)) || record.extra) [[unlikely]] {
+  if (!is_free_magic(BlockRecord::magic_of(word))) [[unlikely]] {
     BiasedLock::leave(seat);
     return Fast::no;
   }

@@ -31,8 +31,9 @@ struct ClassList {
   std::vector<WaitingSlot> waiting;
 };
 
-// `stream.lock` guards the slabs and the waiting slots; the core's extent lock guards `extents`.
-struct Heap {
+// `stream.lock` guards the slabs and the waiting slots; the core's extent lock guards `extents`. Aligned so that
+// threads on different streams share no cache line, nor a pair of lines that is fetched together.
+struct alignas(128) Heap {
   order::StreamState stream;
   placement::FreeIndex extents;
   std::array<ClassList, kClassLists> classes;

@@ -103,7 +103,7 @@ static_assert(sizeof(BlockRecord) == 64);
 
 // An extent cut into slots, in the heap of the stream it was cut for. Guarded by that heap's lock. Frees look at `heap`
 // and `base` before they know whether the slab is still theirs.
-struct Slab {
+struct alignas(128) Slab {
   Core* core = nullptr;
   std::atomic<Heap*> heap{nullptr};
   std::atomic<Address> base{0};
