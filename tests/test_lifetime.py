@@ -651,3 +651,55 @@ def test_pools_made_used_closed_and_dropped_by_many_threads_leave_nothing(mode: 
         sc.assert_no_race()
         shared.close()
         assert sc.device.used_memory == 0
+
+
+def test_threads_that_close_one_buffer_and_record_streams_on_it_meet_no_freed_list() -> None:
+    """A tester's crash: close() walked the recorded streams while another thread added to them or dropped them."""
+    rounds, threads = 150, 4
+    with scene() as sc:
+        pool, s = sc.pool(), sc.stream()
+
+        class Slow:
+            """A stream that lets other threads run whenever it is asked."""
+
+            def __init__(self, stream: Any) -> None:
+                self.stream, self.is_owner = stream, True
+
+            @property
+            def is_closed(self) -> bool:
+                time.sleep(0)
+                return False
+
+            def __cuda_stream__(self) -> tuple[int, int]:
+                time.sleep(0)
+                return self.stream.__cuda_stream__()
+
+        slow, recorded = Slow(s), [Slow(sc.stream()) for _ in range(6)]
+        wrong: list[BaseException] = []
+        begin = threading.Barrier(threads)
+        shared: list[sp.Buffer] = []
+
+        def work(number: int) -> None:
+            for _ in range(rounds):
+                if begin.wait(60) == 0:
+                    shared[:] = [pool.allocate(4096, stream=s)]
+                    for stream in recorded[:3]:
+                        shared[0].record_stream(stream)
+                begin.wait(60)
+                try:
+                    if number % 2:
+                        shared[0].record_stream(recorded[3 + number % 3])
+                    shared[0].close(slow)  # twice is harmless
+                except ValueError as error:
+                    if "the buffer is closed" not in str(error):
+                        wrong.append(error)
+                except BaseException as error:
+                    wrong.append(error)
+
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert wrong == []
+        assert pool.stats().live_blocks == 0

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "arguments.hpp"
@@ -26,7 +27,32 @@ void driver_call(const char* verb, Call&& call) {
   if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
 }
 
+// The recorded streams that may be fenced in the free (R6): objects that own their handle, are open and held by the
+// block.
+std::vector<driver::StreamHandle> owned_handles(const std::vector<nb::object>& recorded, const Core& core) {
+  std::vector<driver::StreamHandle> handles;
+  for (const nb::object& s : recorded) {
+    try {
+      if (nb::hasattr(s, "is_closed") && s.attr("is_closed").is(Py_True)) continue;
+      // Whether a cuda.core stream owns its handle cannot be asked; its marks wait for the next call that names it.
+      if (!nb::hasattr(s, "is_owner") || !s.attr("is_owner").is(Py_True)) continue;
+      const driver::StreamHandle handle = stream_handle(s, core, "close", true);
+      if (handle > driver::kPerThreadStream) handles.push_back(handle);
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("a recorded stream");
+    }
+  }
+  return handles;
+}
+
 void close_buffer(PyBuffer& self, nb::handle stream) {
+  if (self.closed) return;
+  pool::FreeRequest request;
+  if (!frees_ignored() && !stream.is_none()) {
+    request.stream = stream_handle(stream, *self.core, "close");
+    if (self.core->debugging()) request.stack = capture_stack(self.core->options().stack_depth);
+  }
+  // What runs Python lets other threads in: of two that close the buffer one does, the other finds it closed.
   if (self.closed) return;
   if (frees_ignored()) {
     self.closed = true;
@@ -34,38 +60,23 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
   }
   if (self.views != 0)
     throw nb::buffer_error("the buffer cannot be closed while NumPy arrays or memoryviews of it exist");
-  if (stream.is_none()) {
-    self.closed = true;
+  self.closed = true;
+  // Out of others' reach while Python looks at them; the streams live until the free is done.
+  std::vector<nb::object> recorded = std::exchange(self.recorded, {});
+  nb::object own = std::exchange(self.stream, nb::none());
+  if (!request.stream.has_value()) {
     self.core->release(self.block);
-  } else {
-    pool::FreeRequest request;
-    request.stream = stream_handle(stream, *self.core, "close");
-    if (self.core->debugging()) request.stack = capture_stack(self.core->options().stack_depth);
-    std::vector<driver::StreamHandle> too;
-    for (const nb::object& s : self.recorded) {
-      // An object that owns its handle, is open and held by the block may be fenced in this call (R6).
-      try {
-        if (nb::hasattr(s, "is_closed") && s.attr("is_closed").is(Py_True)) continue;
-        // Whether a cuda.core stream owns its handle cannot be asked; its marks wait for the next call that names it.
-        if (!nb::hasattr(s, "is_owner") || !s.attr("is_owner").is(Py_True)) continue;
-        const driver::StreamHandle handle = stream_handle(s, *self.core, "close", true);
-        if (handle > driver::kPerThreadStream) too.push_back(handle);
-      } catch (nb::python_error& error) {
-        error.discard_as_unraisable("a recorded stream");
-      }
-    }
-    request.fence_too = too;
-    self.closed = true;  // before the GIL goes: of two threads that close it, one does
-    if (!too.empty() || !self.core->try_free(self.block, request)) {
-      Failure failure;
-      if (unlocked([&] { return self.core->free(self.block, request, &failure); }) != Errc::ok) {
-        self.closed = false;
-        raise(failure);
-      }
-    }
+    return;
   }
-  self.recorded.clear();
-  self.stream = nb::none();
+  const std::vector<driver::StreamHandle> too = owned_handles(recorded, *self.core);
+  request.fence_too = too;
+  if (too.empty() && self.core->try_free(self.block, request)) return;
+  Failure failure;
+  if (unlocked([&] { return self.core->free(self.block, request, &failure); }) == Errc::ok) return;
+  self.recorded = std::move(recorded);
+  self.stream = std::move(own);
+  self.closed = false;
+  raise(failure);
 }
 
 void must_be_open(const PyBuffer& self, const char* verb) {
@@ -77,9 +88,23 @@ void must_be_open(const PyBuffer& self, const char* verb) {
         (std::string(verb) + ": the block at " + pool::hex(self.block.address) + " was freed by its address").c_str());
 }
 
+// A declared use, without the GIL. Where another thread closed the buffer meanwhile the core finds its block free.
+template <typename Call>
+void record(const PyBuffer& self, const char* verb, Call&& call) {
+  Failure failure;
+  const Errc errc = unlocked([&] { return call(&failure); });
+  if (errc == Errc::double_free) must_be_open(self, verb);
+  if (errc != Errc::ok) raise(failure);
+  check_interrupt();
+}
+
 // The stream of a call on the buffer: None is the one that it was allocated on.
 driver::StreamHandle own_stream_handle(const PyBuffer& self, nb::handle stream, const char* verb) {
-  return stream_handle(stream.is_none() ? nb::handle(self.stream) : stream, *self.core, verb);
+  // Held: another thread may close the buffer while Python is asked for the handle.
+  const nb::object held = stream.is_none() ? self.stream : nb::borrow<nb::object>(stream);
+  const driver::StreamHandle handle = stream_handle(held, *self.core, verb);
+  must_be_open(self, verb);
+  return handle;
 }
 
 bool host_accessible(const PyBuffer& self) {
@@ -246,7 +271,7 @@ void bind_buffer(nb::module_& m) {
                      d["strides"] = nb::none();
                      d["version"] = 3;
                      // 0 is forbidden there; the legacy stream is 1.
-                     const driver::StreamHandle s = stream_handle(b.stream, *b.core, "__cuda_array_interface__");
+                     const driver::StreamHandle s = own_stream_handle(b, nb::none(), "__cuda_array_interface__");
                      d["stream"] = s == driver::kDefaultStream ? driver::kLegacyStream : s;
                      return d;
                    })
@@ -255,7 +280,8 @@ void bind_buffer(nb::module_& m) {
           [](PyBuffer& b, nb::object stream) {
             must_be_open(b, "record_stream");
             const driver::StreamHandle handle = named_stream_handle(stream, *b.core, "record_stream", true);
-            guarded([&](Failure* f) { return b.core->record_stream(b.block, handle, f); });
+            must_be_open(b, "record_stream");
+            record(b, "record_stream", [&](Failure* f) { return b.core->record_stream(b.block, handle, f); });
             if (PyLong_Check(stream.ptr())) return;
             for (const nb::object& known : b.recorded)
               if (known.is(stream)) return;
@@ -267,7 +293,7 @@ void bind_buffer(nb::module_& m) {
           [](PyBuffer& b, nb::handle event) {
             must_be_open(b, "record_event");
             const driver::EventHandle handle = event_handle(event);
-            guarded([&](Failure* f) { return b.core->record_event(b.block, handle, f); });
+            record(b, "record_event", [&](Failure* f) { return b.core->record_event(b.block, handle, f); });
           },
           nb::arg("event").none(), "Only what `event` covers may touch the block beside its own stream.")
       .def("close", &close_buffer, nb::arg("stream").none() = nb::none(),
