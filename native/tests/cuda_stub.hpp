@@ -27,8 +27,6 @@ inline std::string stub_library() {
 #endif
 }
 
-inline void skip(const char* reason) { std::printf("SKIPPED: %s\n", reason); }
-
 // The stub as a library of its own, for one test: a copy under another name, so that nothing is remembered between
 // tests. While it lives, STREAMPOOL_LIBCUDA names it.
 class Stub {

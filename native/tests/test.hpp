@@ -1,6 +1,7 @@
 // Native tests: functions in one table. pytest runs them through a small extension, main.cpp under the sanitizers.
 #pragma once
 
+#include <cstdio>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -33,6 +34,9 @@ struct Register {
   text << file << ":" << line << ": " << what;
   throw Failure(text.str());
 }
+
+// Says why a test does nothing here.
+inline void skip(const char* reason) { std::printf("SKIPPED: %s\n", reason); }
 
 template <typename A, typename B>
 void check_eq(const A& a, const B& b, const char* text, const char* file, int line) {
