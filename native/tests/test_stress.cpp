@@ -453,3 +453,61 @@ STREAMPOOL_TEST("two threads that free one block at the same time: one does, the
   CHECK_EQ(refused.load(), kRounds);
   scene.audit();
 }
+
+STREAMPOOL_TEST("a use that is declared while its block is freed leaves nothing for the memory's next owner") {
+  // A review's finding: the next owner's declared streams were forgotten, and its memory reused under them.
+  PoolScene scene(testing::steady(), sim::Config{.scheduler = sim::Scheduler::threads});
+  const StreamHandle s = scene.lasting(), t = scene.lasting(), u = scene.lasting();
+  AllocRequest request;
+  request.size = 4096;
+  request.stream = s;
+  request.raw = true;
+  pool::FreeRequest by;
+  by.stream = s;
+  pool::Failure failure;
+  const auto take = [&] {
+    BlockRef block;
+    if (!scene.core->try_allocate(request, &block)) CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
+    return block;
+  };
+  const auto give = [&](const BlockRef& block) {
+    if (!scene.core->try_free(block, by)) CHECK(scene.core->free(block, by, &failure) == Errc::ok);
+  };
+  SpinLock lock;  // of `shared`, which may be stale when it is used
+  BlockRef shared = take();
+  give(shared);
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop.load()) {
+      lock.lock();
+      const BlockRef block = shared;
+      lock.unlock();
+      pool::Failure ignored;
+      scene.core->record_stream(block, t, &ignored);
+    }
+  });
+  const auto end = std::chrono::steady_clock::now() + chosen_time();
+  std::vector<BlockRef> all;
+  for (int round = 0; std::chrono::steady_clock::now() < end; ++round) {
+    const BlockRef block = take();
+    lock.lock();
+    shared = block;
+    lock.unlock();
+    for (int pause = 0, spins = 0; pause < round % 40; ++pause) spin_wait(&spins);
+    give(block);
+    if (all.size() < 4096) all.push_back(block);
+  }
+  stop.store(true);
+  other.join();
+  for (int i = 0; i < 64; ++i) {
+    const BlockRef block = take();
+    CHECK(block.record->extra == nullptr);
+    CHECK(scene.core->record_stream(block, u, &failure) == Errc::ok);
+    give(block);
+    BlockRef next;
+    if (!scene.core->try_allocate(request, &next)) continue;  // nothing free: the next one looks for what is complete
+    CHECK(next.address != block.address);
+    give(next);
+  }
+  scene.audit();
+}

@@ -2,7 +2,6 @@
 #include "biased_lock.hpp"
 
 #include <linux/membarrier.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +11,8 @@
 #include <mutex>
 #include <new>
 #include <vector>
+
+#include "spin_wait.hpp"
 
 namespace streampool {
 namespace {
@@ -23,7 +24,6 @@ constexpr std::uint8_t kMaxLost = 12;
 // So often in a row who takes the bias away gives it back, and after so long a peace that is forgotten.
 constexpr std::uint8_t kGivenBack = 8;
 constexpr std::int64_t kPeace = 10;  // milliseconds
-constexpr int kSpins = 64;
 
 LockSeat g_no_seat;
 
@@ -82,17 +82,6 @@ std::int64_t milliseconds() {
   return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
 }
 
-void wait_a_little(int* spins) {
-  if (++*spins < kSpins) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-    return;
-  }
-  *spins = 0;
-  sched_yield();
-}
-
 }  // namespace
 
 constinit thread_local LockSeat* g_lock_seat __attribute__((tls_model("initial-exec"))) = &g_no_seat;
@@ -109,7 +98,7 @@ bool BiasedLock::prepare() noexcept {
 void BiasedLock::lock_plain() noexcept {
   if (g_lock_seat == &g_no_seat && prepare()) sit_down();
   LockSeat& seat = *g_lock_seat;
-  for (int spins = 0; !take();) wait_a_little(&spins);
+  for (int spins = 0; !take();) spin_wait(&spins);
   take_bias_away(seat);
   consider_bias(seat);
 }
@@ -121,7 +110,7 @@ void BiasedLock::take_bias_away(const LockSeat& seat) noexcept {
   if (owner == nullptr || owner == &seat) return;
   owner_.store(nullptr, std::memory_order_seq_cst);
   all_pass_a_barrier();
-  for (int spins = 0; owner->inside.load(std::memory_order_acquire) == this;) wait_a_little(&spins);
+  for (int spins = 0; owner->inside.load(std::memory_order_acquire) == this;) spin_wait(&spins);
   const std::int64_t now = milliseconds();
   if (now - lost_at_ >= kPeace) lost_ = 0;
   lost_at_ = now;

@@ -2,8 +2,9 @@
 // Guards a few dozen instructions, never a driver call, a host allocation of unbounded size, a wait or a callback (R9).
 #pragma once
 
-#include <sched.h>
 #include <atomic>
+
+#include "spin_wait.hpp"
 
 namespace streampool {
 
@@ -21,16 +22,7 @@ class SpinLock {
  private:
   // Out of line: the contended case must not cost the other one its registers.
   __attribute__((noinline)) void lock_slow() noexcept {
-    constexpr int kSpins = 64;
-    for (;;) {
-      for (int i = 0; i < kSpins; ++i) {
-        if (!taken_.load(std::memory_order_relaxed) && !taken_.exchange(true, std::memory_order_acquire)) return;
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-      }
-      sched_yield();
-    }
+    for (int spins = 0; !try_lock();) spin_wait(&spins);
   }
 
   std::atomic<bool> taken_{false};

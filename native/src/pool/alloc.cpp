@@ -173,8 +173,7 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   record.home.store(home, std::memory_order_relaxed);
   const std::uint32_t generation =
       write_record(record, record.word.load(std::memory_order_relaxed), request.size, origin);
-  if (observe::ThreadCounters& c = counters(); bank_->on_allocate(c, request.size, found.bytes, guards_of(record)))
-    bank_->raise(c);
+  count_allocation(request.size, found.bytes, guards_of(record));
   return BlockRef{found.begin + need.front, &record, generation};
 }
 

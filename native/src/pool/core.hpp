@@ -6,7 +6,7 @@
 //   Heap::stream.lock     one heap's slabs, waiting slots, tickets (the fast path takes this one only)
 //   extent_lock_          the extent map, every FreeIndex, segments, page map entries, spare records
 //   StreamTable's mutex   the maps from stream to heap (sweep takes heap locks under it)
-//   extra_locks_          BlockRecord::extra of live blocks, by record
+//   extra_locks_          BlockRecord::extra of live blocks, by record (hold_on takes a heap lock under it)
 // Life of the memory of a block: `live` -> (free) marks -> heap | waiting slot | mixed extents | debugger -> usable
 // again.
 #pragma once
@@ -327,6 +327,14 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Bytes guards_of(const BlockRecord& record) const;
   debug::BlockFacts facts_of(const BlockRecord& record, Address address);
   observe::ThreadCounters& counters();
+  void count_allocation(Bytes size, Bytes gross, Bytes guards) {
+    observe::ThreadCounters& c = counters();
+    if (bank_->on_allocate(c, size, gross, guards)) bank_->raise(c);
+  }
+  void count_free(const BlockRecord& record) {
+    observe::ThreadCounters& c = counters();
+    if (bank_->on_free(c, record.size, gross_of(record), guards_of(record))) bank_->raise(c);
+  }
   std::mutex& extra_lock(const BlockRecord* record) {
     return extra_locks_[(reinterpret_cast<std::uintptr_t>(record) >> 6) % extra_locks_.size()];
   }

@@ -1,6 +1,6 @@
 // The fast path: a slot on a lasting stream that this thread used last, allocated and freed without a driver call, a
 // host allocation or a locked instruction (the heap's lock is biased to the thread that uses it). Whatever is out of
-// the ordinary is left to the full calls: these functions then say false and have changed nothing.
+// the ordinary is left to the full calls: these functions then say `no` and have changed no block.
 //
 // A slot's record goes from live to freed only under the lock of its slab's heap, here by a plain store and in the full
 // free by an exchange; the one transition without that lock is the implicit release of a block that an object owns,

@@ -69,8 +69,7 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   const bool explicit_free = named.heap() != nullptr;
   Heap& by = explicit_free ? *named.heap() : *record.home;
   Ticket ticket = 0;
-  if (observe::ThreadCounters& c = counters(); bank_->on_free(c, record.size, gross, guards_of(record)))
-    bank_->raise(c);
+  count_free(record);
   finish_free(record, block.address, by, request.stack, &ticket);
   gate = {};
 
@@ -305,9 +304,7 @@ void Core::drain(bool may_let_go) {
     std::shared_lock<std::shared_mutex> gate;
     if (debugging) gate = std::shared_lock(live_gate_);
     if (record->move(generation, Magic::released, debugging ? Magic::quarantined : Magic::freed)) {
-      if (observe::ThreadCounters& c = counters();
-          bank_->on_free(c, record->size, gross_of(*record), guards_of(*record)))
-        bank_->raise(c);
+      count_free(*record);
       Ticket ticket = 0;
       Heap& by = *record->home;
       finish_free(*record, address_of(*record), by, 0, &ticket);
