@@ -154,7 +154,8 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   const bool slot = PageMap::Entry{record.container}.tag() == PageMap::Tag::slab;
   const bool away = !slot || static_cast<Slab*>(PageMap::Entry{record.container}.pointer())->heap != home;
   if (away) home->users.fetch_add(1, std::memory_order_relaxed);
-  if (options_.debug.track || !request.tag.empty()) {
+  const bool described = options_.debug.track || !request.tag.empty();
+  if (described) {
     const double now = driver_->now();
     std::lock_guard lock(extra_lock(&record));
     BlockExtra& extra = record.more();
@@ -168,7 +169,7 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   }
   std::uint32_t flags = request.raw ? kRawBlock : 0u;
   if (slot && away) flags |= kAway;
-  if (record.extra) flags |= kHasExtra;
+  if (described) flags |= kHasExtra;
   const std::uint64_t origin = BlockRecord::pack_origin(static_cast<std::uint32_t>(need.front), flags, request.stack);
   record.home.store(home, std::memory_order_relaxed);
   const std::uint32_t generation =

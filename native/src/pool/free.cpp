@@ -135,7 +135,8 @@ void Core::let_go_of(const Held& held) {
 // The fast path: a slot freed on the stream that its slab was cut for, of memory that no host reads.
 bool Core::free_own_slot(BlockRecord& record, Heap& by, Ticket* ticket) {
   const PageMap::Entry container{record.container};
-  if (container.tag() != PageMap::Tag::slab || record.extra) return false;
+  // The flag, not the extra itself: a stale name may be at work there (hold_on).
+  if (container.tag() != PageMap::Tag::slab || (record.flags() & kHasExtra) != 0) return false;
   Slab* slab = static_cast<Slab*>(container.pointer());
   if (slab->heap != &by || record.home != &by || host_visible(kind_)) return false;
   bool retire = false;

@@ -56,7 +56,7 @@ struct BlockExtra {
 // BlockRecord::flags
 inline constexpr std::uint32_t kRawBlock = 1;  // nobody's object owns it
 inline constexpr std::uint32_t kAway = 2;      // a slot that lives on another stream than its slab's
-inline constexpr std::uint32_t kHasExtra = 4;
+inline constexpr std::uint32_t kHasExtra = 4;  // slots: something is written down in `extra` that a free must take
 
 // One cache line. Memory of this type is never given back while its pool lives, so a stale pointer reads a record, and
 // the generation tells whose.
