@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/spin_wait.hpp"
 #include "pool_scene.hpp"
 #include "test.hpp"
 
@@ -492,7 +493,8 @@ STREAMPOOL_TEST("a use that is declared while its block is freed leaves nothing 
     lock.lock();
     shared = block;
     lock.unlock();
-    for (int pause = 0, spins = 0; pause < round % 40; ++pause) spin_wait(&spins);
+    SpinWait wait;
+    for (int pause = 0; pause < round % 40; ++pause) wait();
     give(block);
   }
   stop.store(true);

@@ -53,6 +53,7 @@ struct SeatHolder {
     LockSeat* seat = g_lock_seat;
     if (seat == &g_no_seat) return;
     g_lock_seat = &g_no_seat;
+    seat->threads.fetch_add(1, std::memory_order_relaxed);
     Seats& all = seats();
     const std::lock_guard lock(all.mutex);
     all.free.push_back(seat);
@@ -98,7 +99,7 @@ bool BiasedLock::prepare() noexcept {
 void BiasedLock::lock_plain() noexcept {
   if (g_lock_seat == &g_no_seat && prepare()) sit_down();
   LockSeat& seat = *g_lock_seat;
-  for (int spins = 0; !take();) spin_wait(&spins);
+  for (SpinWait wait; !take();) wait();
   take_bias_away(seat);
   consider_bias(seat);
 }
@@ -110,7 +111,9 @@ void BiasedLock::take_bias_away(const LockSeat& seat) noexcept {
   if (owner == nullptr || owner == &seat) return;
   owner_.store(nullptr, std::memory_order_seq_cst);
   all_pass_a_barrier();
-  for (int spins = 0; owner->inside.load(std::memory_order_acquire) == this;) spin_wait(&spins);
+  for (SpinWait wait; owner->inside.load(std::memory_order_acquire) == this;) wait();
+  // Its thread has ended: nobody is disturbed by that.
+  if (owner->threads.load(std::memory_order_relaxed) != owner_thread_) return;
   const std::int64_t now = milliseconds();
   if (now - lost_at_ >= kPeace) lost_ = 0;
   lost_at_ = now;
@@ -128,6 +131,7 @@ void BiasedLock::consider_bias(LockSeat& seat) noexcept {
   if (++streak_ < kFirstStreak << lost_) return;
   streak_ = 0;
   former_ = nullptr;
+  owner_thread_ = seat.threads.load(std::memory_order_relaxed);
   owner_.store(&seat, std::memory_order_release);
 }
 

@@ -24,6 +24,7 @@ class BiasedLock;
 // A thread's place in the protocol. Never given back: a later thread takes it over, and the biases with it.
 struct alignas(128) LockSeat {
   std::atomic<const BiasedLock*> inside{nullptr};  // written by its thread alone
+  std::atomic<std::uint32_t> threads{0};           // that had it and ended
 };
 
 // This thread's seat. Before its first plain lock and after its end a thread has none, which is one that nobody's bias
@@ -90,7 +91,8 @@ class BiasedLock {
   std::int64_t lost_at_ = 0;  // when that was last, in milliseconds
   std::uint32_t streak_ = 0;  // how often in a row `last_` took the lock
   LockSeat* last_ = nullptr;
-  LockSeat* former_ = nullptr;  // gets its bias back at the unlock
+  LockSeat* former_ = nullptr;      // gets its bias back at the unlock
+  std::uint32_t owner_thread_ = 0;  // LockSeat::threads when the owner got it
 };
 
 }  // namespace streampool

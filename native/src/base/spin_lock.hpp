@@ -22,7 +22,7 @@ class SpinLock {
  private:
   // Out of line: the contended case must not cost the other one its registers.
   __attribute__((noinline)) void lock_slow() noexcept {
-    for (int spins = 0; !try_lock();) spin_wait(&spins);
+    for (SpinWait wait; !try_lock();) wait();
   }
 
   std::atomic<bool> taken_{false};

@@ -96,4 +96,9 @@ std::shared_ptr<Driver> open(std::string_view device, OpenError* kind, std::stri
 Ending ending() noexcept { return ending_now(); }
 void set_ending(Ending ending) noexcept { g_ending.store(ending, std::memory_order_release); }
 
+Status Driver::stream_identity(StreamHandle stream, CaptureState* capture, std::uint64_t* id) {
+  const Status status = stream_is_capturing(stream, capture);
+  return status.ok() && !capture->capturing ? stream_id(stream, id) : status;
+}
+
 }  // namespace streampool::driver

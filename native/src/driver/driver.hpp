@@ -151,6 +151,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   // capture.
   virtual Status stream_is_capturing(StreamHandle stream, CaptureState* out) = 0;
   virtual Status stream_id(StreamHandle stream, std::uint64_t* out) = 0;
+  // Both in one, in the order that harms nothing: the id only of a stream that is not capturing.
+  virtual Status stream_identity(StreamHandle stream, CaptureState* capture, std::uint64_t* id);
   // The driver of the context that the stream lives in: this one, another device's, or null for a context that is no
   // device's primary one. Asked once for each stream that is new to a pool.
   virtual Status stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) = 0;

@@ -28,6 +28,7 @@ void CounterBank::leave(ThreadCounters* c) {
   left_.guards += c->guards.exchange(0);
   left_.allocations += c->allocations.exchange(0);
   left_.frees += c->frees.exchange(0);
+  left_.lookups += c->lookups.exchange(0);
   left_.allocated_bytes += c->allocated_bytes.exchange(0);
   left_.peak = std::max(left_.peak, c->peak.exchange(0));
   published_.fetch_add(c->net.exchange(0));
@@ -61,6 +62,7 @@ Totals CounterBank::totals() const {
     t.guards += c->guards.load(std::memory_order_relaxed);
     t.allocations += c->allocations.load(std::memory_order_relaxed);
     t.frees += c->frees.load(std::memory_order_relaxed);
+    t.lookups += c->lookups.load(std::memory_order_relaxed);
     t.allocated_bytes += c->allocated_bytes.load(std::memory_order_relaxed);
     t.peak = std::max(t.peak, c->peak.load(std::memory_order_relaxed));
   }

@@ -29,12 +29,13 @@ struct alignas(128) ThreadCounters {
   std::atomic<std::int64_t> ceiling{0};  // `net` up to here sets no new peak and needs no publishing
   std::atomic<std::int64_t> peak{0};
   std::atomic<std::int64_t> guards{0};
+  std::atomic<std::uint64_t> lookups{0};
   bool used = false;
 };
 
 struct Totals {
   std::int64_t in_use = 0, gross = 0, guards = 0, peak = 0;
-  std::uint64_t allocations = 0, frees = 0, allocated_bytes = 0;
+  std::uint64_t allocations = 0, frees = 0, allocated_bytes = 0, lookups = 0;
 };
 
 class CounterBank {
@@ -57,6 +58,9 @@ class CounterBank {
     if (guards != 0) bump(c.guards, -static_cast<std::int64_t>(guards));
     return bump(c.net, -static_cast<std::int64_t>(size)) < -kQuantum;
   }
+
+  // A stream's identity was asked for.
+  static void on_lookup(ThreadCounters& c) { bump(c.lookups, std::uint64_t{1}); }
 
   // Publishes a quantum, notes a peak, sets the ceiling anew.
   void raise(ThreadCounters& c);

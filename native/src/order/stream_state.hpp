@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <utility>
 #include <vector>
 
 #include "../base/biased_lock.hpp"
@@ -48,9 +49,9 @@ struct StreamState {
   std::atomic<Ticket> issued{0};
   std::atomic<Ticket> completed{0};
 
-  std::uint64_t id = 0;       // the driver's: unique for ever
-  std::uintptr_t handle = 0;  // only meaningful when lasting
-  bool lasting = false;       // may be fenced by others, for polling (R6)
+  std::atomic<std::uint64_t> id{0};  // the driver's: unique for ever
+  std::uintptr_t handle = 0;         // only meaningful when lasting
+  bool lasting = false;              // may be fenced by others, for polling (R6)
   bool legacy = false;
   Events* events = nullptr;  // of the context it lives in, a peer's; null: the pool's own
 
@@ -120,27 +121,35 @@ inline bool may_use(StreamState& t, const Mark& mark) {
   return broken() || mark.stream == &t || complete(mark) || waited_for(t, mark);
 }
 
-// The marks of one block or extent: at most one a stream, the latest.
+// The marks of one block or extent: at most one a stream, the latest. Most have one, which is kept without host memory
+// of its own.
 class MarkSet {
  public:
-  bool empty() const { return marks_.empty(); }
-  std::size_t size() const { return marks_.size(); }
-  auto begin() const { return marks_.begin(); }
-  auto end() const { return marks_.end(); }
+  bool empty() const { return size() == 0; }
+  std::size_t size() const { return one_.stream != nullptr ? 1 : more_.size(); }
+  const Mark* begin() const { return one_.stream != nullptr ? &one_ : more_.data(); }
+  const Mark* end() const { return begin() + size(); }
 
   void add(Mark mark) {
-    for (Mark& m : marks_)
-      if (m.stream == mark.stream) {
-        m.ticket = std::max(m.ticket, mark.ticket);
+    if (empty()) {
+      one_ = mark;
+      return;
+    }
+    Mark* const first = one_.stream != nullptr ? &one_ : more_.data();
+    for (Mark* m = first; m != first + size(); ++m)
+      if (m->stream == mark.stream) {
+        m->ticket = std::max(m->ticket, mark.ticket);
         return;
       }
-    marks_.push_back(mark);
+    if (one_.stream != nullptr) more_.push_back(std::exchange(one_, Mark{}));
+    more_.push_back(mark);
   }
   void add(const MarkSet& other) {
     for (const Mark& m : other) add(m);
   }
   void drop_complete() {
-    std::erase_if(marks_, [](const Mark& m) { return complete(m); });
+    if (one_.stream != nullptr && complete(one_)) one_ = {};
+    std::erase_if(more_, [](const Mark& m) { return complete(m); });
   }
   bool all_complete() const {
     return std::all_of(begin(), end(), [](const Mark& m) { return complete(m); });
@@ -150,13 +159,15 @@ class MarkSet {
   }
   // The ticket of T's own mark, 0 where there is none.
   Ticket ticket_of(const StreamState& t) const {
-    for (const Mark& m : marks_)
+    for (const Mark& m : *this)
       if (m.stream == &t) return m.ticket;
     return 0;
   }
 
  private:
-  std::vector<Mark> marks_;
+  // Either of them has marks, or neither.
+  Mark one_;
+  std::vector<Mark> more_;
 };
 
 }  // namespace streampool::order

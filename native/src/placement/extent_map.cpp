@@ -1,13 +1,14 @@
 #include "extent_map.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace streampool::placement {
 
 Extent* FreeIndex::best_fit(Bytes size, Bytes alignment) const {
   // With an alignment above an extent's own, the smallest extents may hold the size but not at a fitting address; what
   // is larger by the alignment always does.
-  for (auto it = by_size_.lower_bound(Key{size, 0, nullptr}); it != by_size_.end(); ++it) {
+  for (auto it = by_size_.lower_bound(ExtentKey{size, 0, nullptr}); it != by_size_.end(); ++it) {
     const Address at = round_up(it->begin, alignment);
     if (at + size <= it->begin + it->size) return it->extent;
   }
@@ -19,10 +20,24 @@ Extent* ExtentMap::make() {
   if (spare_ != nullptr) {
     Extent* extent = spare_;
     spare_ = extent->next;
-    *extent = Extent{};
+    extent->next = nullptr;
     return extent;
   }
   return &store_.emplace_back();
+}
+
+// One more of the same state; the neighbours and the index are the caller's.
+Extent* ExtentMap::make_beside(const Extent& from) {
+  Extent* extent = make();
+  extent->state = from.state;
+  extent->range = from.range;
+  extent->prev = from.prev;
+  extent->next = from.next;
+  extent->index = nullptr;
+  extent->stamp = from.stamp;
+  extent->note = from.note;
+  extent->older = extent->newer = nullptr;
+  return extent;
 }
 
 void ExtentMap::drop(Extent* extent) {
@@ -34,7 +49,13 @@ void ExtentMap::drop(Extent* extent) {
 void ExtentMap::link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after) {
   extent->index = &index;
   extent->stamp = stamp;
-  index.by_size_.insert({extent->size, extent->begin, extent});
+  const ExtentKey key{extent->size, extent->begin, extent};
+  if (extent->node) {
+    extent->node.value() = key;
+    extent->place = index.by_size_.insert(std::move(extent->node)).position;
+  } else {
+    extent->place = index.by_size_.insert(key).first;
+  }
   index.bytes_ += extent->size;
   extent->older = after;
   extent->newer = after != nullptr ? after->newer : index.oldest_;
@@ -51,7 +72,7 @@ void ExtentMap::link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp
 
 void ExtentMap::unlink_index(Extent* extent) {
   FreeIndex& index = *extent->index;
-  index.by_size_.erase({extent->size, extent->begin, extent});
+  extent->node = index.by_size_.extract(extent->place);
   index.bytes_ -= extent->size;
   (extent->older != nullptr ? extent->older->newer : index.oldest_) = extent->newer;
   (extent->newer != nullptr ? extent->newer->older : index.newest_) = extent->older;
@@ -63,10 +84,11 @@ Range* ExtentMap::add_range(Address begin, Bytes size) {
   range_store_.push_back(std::make_unique<Range>());
   Range* range = range_store_.back().get();
   *range = Range{begin, size, nullptr, next_range_++, nullptr};
-  Extent* extent = make();
+  Extent outside;
+  outside.range = range;
+  Extent* extent = make_beside(outside);
   extent->begin = begin;
   extent->size = size;
-  extent->range = range;
   range->first = extent;
   link_index(extent, unmapped_, 0);
   ranges_.insert(std::upper_bound(ranges_.begin(), ranges_.end(), range,
@@ -99,8 +121,8 @@ Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState st
   void* const note = from->note;
 
   if (begin > from->begin) {  // the front stays what it was
-    Extent* front = make();
-    *front = *from;
+    Extent* front = make_beside(*from);
+    front->begin = from->begin;
     front->size = begin - from->begin;
     front->next = from;
     if (front->prev != nullptr)
@@ -113,8 +135,7 @@ Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState st
     if (index != nullptr) link_after(front, *index, stamp, older);
   }
   if (from->size > size) {  // and so does the back
-    Extent* back = make();
-    *back = *from;
+    Extent* back = make_beside(*from);
     back->begin = begin + size;
     back->size = from->size - size;
     back->prev = from;

@@ -28,6 +28,16 @@ enum class ExtentState : std::uint8_t {
 
 class FreeIndex;
 struct Range;
+struct Extent;
+
+// A place in an index: by size, then by address.
+struct ExtentKey {
+  Bytes size = 0;
+  Address begin = 0;
+  Extent* extent = nullptr;
+  bool operator<(const ExtentKey& other) const { return size != other.size ? size < other.size : begin < other.begin; }
+};
+using ExtentTree = std::set<ExtentKey>;
 
 struct Extent {
   Address begin = 0;
@@ -43,6 +53,8 @@ struct Extent {
   void* note = nullptr;
   Extent* older = nullptr;  // in the index's list by age
   Extent* newer = nullptr;
+  ExtentTree::iterator place;  // in the index
+  ExtentTree::node_type node;  // outside of one: what it stands in there is kept, so that no host memory comes and goes
 
   Address end() const { return begin + size; }
 };
@@ -73,18 +85,12 @@ class FreeIndex {
 
   template <typename Function>
   void for_each(Function function) const {
-    for (const Key& key : by_size_) function(key.extent);
+    for (const ExtentKey& key : by_size_) function(key.extent);
   }
 
  private:
   friend class ExtentMap;
-  struct Key {
-    Bytes size;
-    Address begin;
-    Extent* extent;
-    bool operator<(const Key& other) const { return size != other.size ? size < other.size : begin < other.begin; }
-  };
-  std::set<Key> by_size_;
+  ExtentTree by_size_;
   Bytes bytes_ = 0;
   Extent* oldest_ = nullptr;
   Extent* newest_ = nullptr;
@@ -128,6 +134,7 @@ class ExtentMap {
 
  private:
   Extent* make();
+  Extent* make_beside(const Extent& from);
   void drop(Extent* extent);
   Extent* put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp);
   void link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after);

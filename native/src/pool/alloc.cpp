@@ -7,6 +7,19 @@ namespace streampool::pool {
 
 using placement::PageMap;
 
+namespace {
+
+// Needs no thought about where it lies, and nothing written down but what every block has.
+bool is_plain(const AllocRequest& request) {
+  return request.alignment <= kMinAlignment && is_power_of_two(request.alignment) && request.tag.empty();
+}
+
+std::uint64_t origin_of(const AllocRequest& request) {
+  return BlockRecord::pack_origin(0, request.raw ? kRawBlock : 0u, request.stack);
+}
+
+}  // namespace
+
 Errc Core::enter(Failure* failure) const {
   if (closed())
     return failure->set(Errc::closed, "pool '" + name_ + "' on " + std::string(driver_->name()) + " is closed");
@@ -87,15 +100,29 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
     cache.handle = handle;
     cache.epoch = epoch;
     cache.heap = out->heap();
-    const bool ordinary = debugger_ == nullptr && !options_.debug.track && !host_visible(kind_) && !closed();
-    cache.key = ordinary ? epoch : kShut;
+    cache.key = ordinary_ && !closed() ? epoch : kShut;
   }
   return Errc::ok;
 }
 
 Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
-  const Errc errc = streams_.name(handle, out, failure);
-  if (errc != Errc::ok || out->stream().lasting) return errc;
+  observe::ThreadCounters& mine = counters();
+  ThreadCache& cache = thread_cache();
+  const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
+  if (cache.raw_handle == handle && cache.raw_epoch == epoch) {
+    observe::CounterBank::on_lookup(mine);
+    if (!streams_.name_again(handle, cache.raw_heap, cache.raw_id, out)) *out = Named();
+  }
+  if (out->heap() == nullptr) {
+    const Errc errc = streams_.name(handle, out, failure);
+    if (errc != Errc::ok || out->stream().lasting) return errc;
+    if (handle != driver::kPerThreadStream) {
+      cache.raw_handle = handle;
+      cache.raw_epoch = epoch;
+      cache.raw_id = out->stream().id.load(std::memory_order_relaxed);
+      cache.raw_heap = out->heap();
+    }
+  }
   fence_owed(*out);
   // Streams that come and go leave their entries behind until somebody looks.
   if (streams_.known() >= sweep_at_.load(std::memory_order_relaxed)) sweep_streams();
@@ -105,13 +132,23 @@ Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
 Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure) {
   Errc errc = enter(failure);
   if (errc != Errc::ok) return errc;
+  const bool simple = ordinary_ && is_plain(request);
   Need need;
-  errc = plan(request, &need, failure);
+  if (!simple) errc = plan(request, &need, failure);
   if (errc != Errc::ok) return errc;
   Named named;
   errc = name_stream(request.stream, &named, failure);
   if (errc != Errc::ok) return errc;
   if (work_to_do()) drain();
+  if (simple) {
+    Bytes gross = 0;
+    if (serve_shared(*named.heap(), request.size, origin_of(request), true, out, &gross)) {
+      count_allocation(request.size, gross, 0);
+      return Errc::ok;
+    }
+    errc = plan(request, &need, failure);
+    if (errc != Errc::ok) return errc;
+  }
   Found found;
   if (!find_own(named, need, &found)) {
     errc = climb(named, need, request, &found, failure);
@@ -143,8 +180,17 @@ Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure
 }
 
 bool Core::try_allocate(const AllocRequest& request, BlockRef* out) {
-  return request.alignment <= kMinAlignment && is_power_of_two(request.alignment) && request.tag.empty() &&
-         finished(fast_allocate(request.size, request.stream, request.raw ? kRawBlock : 0, request.stack, out));
+  return is_plain(request) &&
+         finished(fast_allocate<false>(request.size, request.stream, request.raw ? kRawBlock : 0, request.stack, out));
+}
+
+bool Core::serve_shared(Heap& heap, Bytes size, std::uint64_t origin, bool wait, BlockRef* out, Bytes* gross) {
+  std::unique_lock lock(heap.stream.lock, std::defer_lock);
+  if (wait)
+    lock.lock();
+  else if (!lock.try_lock())
+    return false;
+  return serve(heap, size, origin, out, gross);
 }
 
 // What every block needs written down; nobody else has the record: its state is `freed` or `fresh`.
@@ -153,7 +199,7 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   Heap* home = named.heap();
   const bool slot = PageMap::Entry{record.container}.tag() == PageMap::Tag::slab;
   const bool away = !slot || static_cast<Slab*>(PageMap::Entry{record.container}.pointer())->heap != home;
-  if (away) home->users.fetch_add(1, std::memory_order_relaxed);
+  if (away && !found.counted) home->users.fetch_add(1, std::memory_order_relaxed);
   const bool described = options_.debug.track || !request.tag.empty();
   if (described) {
     const double now = driver_->now();
@@ -169,7 +215,7 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   }
   std::uint32_t flags = request.raw ? kRawBlock : 0u;
   if (slot && away) flags |= kAway;
-  if (described) flags |= kHasExtra;
+  if (described || found.has_extra) flags |= kHasExtra;
   const std::uint64_t origin = BlockRecord::pack_origin(static_cast<std::uint32_t>(need.front), flags, request.stack);
   record.home.store(home, std::memory_order_relaxed);
   const std::uint32_t generation =
@@ -180,16 +226,22 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
 
 bool Core::find_own(Named& t, const Need& need, Found* found) {
   Heap& heap = *t.heap();
-  if (!need.slot()) return take_extent(heap, need, found);
-  if (take_slot(heap, need, found)) return true;
-  if (take_waiting(heap, need, found)) return true;
-  Path path = Path::own;
-  while (cut_slab(heap, need, &path)) {
-    if (!take_slot(heap, need, found)) continue;
-    found->path = path;
+  if (need.slot() ? take_slot(heap, need, found) || take_waiting(heap, need, found) : take_quick(heap, need, found))
     return true;
+  for (;;) {
+    if (!need.slot()) {
+      if (take_extent(heap, need, found)) return true;
+    } else {
+      Path path = Path::own;
+      while (cut_slab(heap, need, &path)) {
+        if (!take_slot(heap, need, found)) continue;
+        found->path = path;
+        return true;
+      }
+    }
+    // What the stream keeps whole for its next blocks may make a place in one piece.
+    if (!retire_idle(heap)) return false;
   }
-  return false;
 }
 
 }  // namespace streampool::pool

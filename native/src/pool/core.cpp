@@ -114,6 +114,7 @@ Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, 
       fences_(events_) {
   door_.uid = g_next_uid.fetch_add(1);
   debug::Host& host = *this;
+  ordinary_ = !options_.debug.enabled() && !options_.debug.track && !host_visible(kind_);
   if (options_.debug.enabled()) debugger_ = std::make_unique<debug::Debugger>(*driver_, kind_, options_.debug, host);
 }
 
@@ -153,7 +154,7 @@ bool Core::settled() {
   drain(false);
   poll_all(true);
   if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
-  retire_idle_slabs();
+  retire_idle();
   promote();
   return pending_bytes() == 0 && (debugger_ == nullptr || debugger_->totals().quarantined_blocks == 0);
 }
@@ -319,7 +320,7 @@ void Core::let_go(double timeout) {
     if (look < kFinalLooks) continue;
     if (rest(patience) != Rest::waited) break;
   }
-  retire_idle_slabs();
+  retire_idle();
   promote();
   give_back_idle(0, std::max(0.0, deadline - driver_->now()));
   const bool quarantined = debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0;

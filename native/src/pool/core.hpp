@@ -3,7 +3,7 @@
 //
 // Locks, none of which is held over a driver call, a wait or a callback, and none taken while another of them is held,
 // except as noted:
-//   Heap::stream.lock     one heap's slabs, waiting slots, tickets (the fast path takes this one only)
+//   Heap::stream.lock     one heap's slabs, quick lists, waiting slots, tickets (the fast path takes this one only)
 //   extent_lock_          the extent map, every FreeIndex, segments, page map entries, spare records
 //   StreamTable's mutex   the maps from stream to heap (sweep takes heap locks under it)
 //   extra_locks_          BlockRecord::extra of live blocks, by record (hold_on takes a heap lock under it)
@@ -128,9 +128,10 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool try_allocate(const AllocRequest& request, BlockRef* out);
   // fast.hpp
   enum class Fast : std::uint8_t { no, done, raise };  // raise: done, and finish() is due
+  template <bool wait>
   Fast fast_allocate(Bytes size, driver::StreamHandle stream, std::uint32_t flags, debug::StackId stack, BlockRef* out);
-  Fast fast_free(Address address, driver::StreamHandle stream);
-  Fast fast_free(const BlockRef& block, driver::StreamHandle stream);
+  template <bool wait, typename Name>
+  Fast fast_free(const Name& name, driver::StreamHandle stream);
   void finish();
   bool try_free(const BlockRef& block, const FreeRequest& request);
   bool try_free(Address address, const FreeRequest& request);
@@ -196,6 +197,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     Address begin = 0;
     Bytes bytes = 0;
     Path path = Path::own;
+    bool counted = false;    // its home counts it as a user already
+    bool has_extra = false;  // something is written down in its record's extra
   };
 
   // fast.hpp
@@ -206,8 +209,22 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool work_to_do() const { return (door_.epoch.load(std::memory_order_relaxed) & kShut) != 0; }
   bool at_home(const ThreadCache& cache, driver::StreamHandle stream) const;
   static std::uint32_t write_record(BlockRecord& record, std::uint64_t word, Bytes size, std::uint64_t origin);
-  Fast fast_push(BlockRecord& record, Slab* slab, unsigned slot, Heap& heap, LockSeat& seat, ThreadCache& cache,
-                 std::uint64_t word);
+  // What a free gave back.
+  struct Freed {
+    Bytes size = 0, gross = 0;
+    order::Ticket ticket = 0;
+  };
+  static bool serve(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out, Bytes* gross);
+  static bool serve_slot(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out, Bytes* gross);
+  static bool serve_quick(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out, Bytes* gross);
+  static bool take_back(Address address, Heap& heap, ThreadCache& cache, Freed* freed);
+  static bool take_back(const BlockRef& ref, Heap& heap, ThreadCache& cache, Freed* freed);
+  static bool put_slot(Heap& heap, Slab* slab, unsigned slot, std::uint64_t word, Freed* freed);
+  static bool put_quick(Heap& heap, LargeBlock& block, std::uint64_t word, Freed* freed);
+  // The same with a lock that others use too; without `wait` only if it is free.
+  static bool serve_shared(Heap& heap, Bytes size, std::uint64_t origin, bool wait, BlockRef* out, Bytes* gross);
+  static bool take_back_shared(Address address, Heap& heap, bool wait, Freed* freed);
+  static bool take_back_shared(const BlockRef& ref, Heap& heap, bool wait, Freed* freed);
 
   // alloc.cpp
   Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;
@@ -220,6 +237,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool take_slot(Heap& t, const Need& need, Found* found);
   bool take_waiting(Heap& t, const Need& need, Found* found);
   bool take_foreign_slot(Heap& t, const Need& need, Found* found);
+  bool take_quick(Heap& t, const Need& need, Found* found);
   bool take_extent(Heap& t, const Need& need, Found* found);
   bool take_waited(Named& t, const Need& need, Found* found);
   bool cut_slab(Heap& t, const Need& need, Path* path);
@@ -230,8 +248,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool good_free(BlockRecord& record);
   placement::Extent* grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own, Path* path);
   placement::Extent* grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own);
-  void fill_large(placement::Extent* extent, const order::MarkSet& inherited, const Need& need, Path path,
-                  Found* found);
+  void fill_large(placement::Extent* extent, order::Ticket own, const Need& need, Path path, Found* found);
 
   // ladder.cpp
   enum class Grown : std::uint8_t { yes, limit, refused, failed };
@@ -243,7 +260,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool collection_is_due() const;
   Bytes pending_bytes();
   bool find_again(Named& t, const Need& need, Path path, Found* found);
-  void retire_idle_slabs();
+  void retire_idle();
+  bool retire_idle(Heap& heap);
   bool promote();
   Errc out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason,
                      const driver::Status& status, Failure* failure);
@@ -267,7 +285,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     Heap* home = nullptr;  // where it counted as a user; null for slots in their own heap
   };
   Errc locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free = true);
-  Errc free_found(const BlockRef& block, const FreeRequest& request, Failure* failure);
+  Errc name_for_free(const FreeRequest& request, Named* out, Failure* failure);
+  Errc free_found(const BlockRef& block, Named& named, const FreeRequest& request, Failure* failure);
+  void freed_now(Named& named, Heap& by, const Freed& freed, const FreeRequest& request);
   static LargeBlock* covering(Address address, bool* in_pool);
   Errc declared(Address address, const char* verb, BlockRef* out, Failure* failure);
   Errc enclosing(Address address, BlockRef* out, Failure* failure);
@@ -275,19 +295,20 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack, bool is_free = true);
   void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
   order::MarkSet make_marks(const BlockRecord& record, const Held& held, Heap& by, order::Ticket* ticket);
-  bool free_own_slot(BlockRecord& record, Heap& by, order::Ticket* ticket);
+  bool free_own(BlockRecord& record, Heap& by, order::Ticket* ticket);
   Errc hold_on(const BlockRef& block, order::StreamState* stream, order::Mark mark, Failure* failure);
-  // The lock under which a slot's record leaves the live state (fast.hpp): its slab's heap's.
+  // The lock under which a record leaves the live state (fast.hpp): its slab's heap's, a large block's home's.
   template <typename Body>
   static bool with_record_lock(const BlockRecord& record, Body&& body) {
     const placement::PageMap::Entry container{record.container};
-    if (container.tag() == placement::PageMap::Tag::large) return body();
-    const Slab* slab = static_cast<Slab*>(container.pointer());
+    const std::atomic<Heap*>& place = container.tag() == placement::PageMap::Tag::large
+                                          ? record.home
+                                          : static_cast<const Slab*>(container.pointer())->heap;
     for (;;) {
-      Heap* heap = slab->heap.load(std::memory_order_acquire);
-      if (heap == nullptr) return false;  // never cut
+      Heap* heap = place.load(std::memory_order_acquire);
+      if (heap == nullptr) return false;  // never handed out
       std::lock_guard lock(heap->stream.lock);
-      if (slab->heap.load(std::memory_order_acquire) == heap) return body();
+      if (place.load(std::memory_order_acquire) == heap) return body();
     }
   }
   static bool move_record(BlockRecord& record, std::uint32_t generation, Magic from, Magic to);
@@ -301,6 +322,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void drain(bool may_let_go = true);
   Held take_held(BlockRecord& record);
   static void let_go_of(const Held& held);
+  void after_free(Named& named, Heap& by, Bytes gross, order::Ticket ticket, const FreeRequest& request);
+  void make_room(Heap& heap, Bytes bytes);
+  bool file_quick(Heap& heap, BlockRecord* record);
 
   // segments.cpp
   Grown grow(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, driver::Status* status);
@@ -365,6 +389,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   const Kind kind_;
   const std::string name_;
   const Options options_;
+  bool ordinary_ = false;  // memory that no host reads and nobody watches: what the fast path is for
   Hooks hooks_;
   std::atomic<bool> lost_{false};  // the device's context is gone for good
   bool buried_ = false;            // nobody holds it any more: no wait, no callback, no thread of its own

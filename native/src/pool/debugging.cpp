@@ -63,7 +63,7 @@ CheckReport Core::check(double timeout) {
   deep_check_.store(false);
   if (options_.release_threshold != 0) {
     poll_all(true);
-    retire_idle_slabs();
+    retire_idle();
     promote();
     apply_release_threshold(std::max(0.0, deadline - driver_->now()));
   }

@@ -1,5 +1,6 @@
 // Extents: the best fit among a stream's own and nobody's, runs of both, and the records of large blocks.
 #include <algorithm>
+#include <utility>
 
 #include "core.hpp"
 
@@ -87,20 +88,64 @@ Extent* Core::grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticke
   return whole;
 }
 
+// A large block that the stream freed, of exactly this size.
+bool Core::take_quick(Heap& t, const Need& need, Found* found) {
+  if (need.strict || need.bytes > QuickLists::kMaxBlock) return false;
+  std::lock_guard lock(t.stream.lock);
+  QuickLists::List& list = t.quick.of(need.bytes);
+  if (list.bytes != need.bytes) return false;
+  BlockRecord* record = list.head;
+  if (record == nullptr) return false;
+  if (!good_free(*record)) {  // nothing in it is followed: what is behind it is lost too
+    list.head = nullptr;
+    return false;
+  }
+  const Address begin = LargeBlock::of(*record)->begin;
+  if (begin % need.alignment != 0) return false;
+  list.head = record->link;
+  t.quick.bytes -= need.bytes;
+  *found = {record, begin, need.bytes, Path::own, true, false};
+  return true;
+}
+
+// The quick lists have no place for a block of so many bytes: those of another size in the one it belongs to go where
+// they merge, or all.
+void Core::make_room(Heap& heap, Bytes bytes) {
+  if (bytes > QuickLists::kMaxBlock) return;
+  BlockRecord* out = nullptr;
+  {
+    std::lock_guard lock(heap.stream.lock);
+    QuickLists& quick = heap.quick;
+    out = quick.of(bytes).bytes != bytes ? quick.take(quick.of(bytes)) : quick.take_all();
+  }
+  file_quick(heap, out);
+}
+
+// Blocks that were in the quick lists of a heap, which the caller holds: as free extents. True: there were some.
+bool Core::file_quick(Heap& heap, BlockRecord* record) {
+  const bool some = record != nullptr;
+  while (record != nullptr) {
+    BlockRecord& freed = *std::exchange(record, record->link);
+    order::MarkSet marks;
+    marks.add({&heap.stream, freed.ticket});
+    settle_extent(LargeBlock::of(freed), std::move(marks));
+    heap.users.fetch_sub(1, std::memory_order_release);
+  }
+  return some;
+}
+
 bool Core::take_extent(Heap& t, const Need& need, Found* found) {
   std::lock_guard lock(extent_lock_);
   Ticket own = 0;
   Path path = Path::own;
   Extent* extent = grab(t, need.bytes, need.alignment, need.strict, &own, &path);
   if (extent == nullptr) return false;
-  order::MarkSet inherited;
-  if (own > t.stream.completed.load(std::memory_order_acquire)) inherited.add({&t.stream, own});
-  fill_large(extent, inherited, need, path, found);
+  fill_large(extent, own, need, path, found);
   return true;
 }
 
-// Under the extent lock.
-void Core::fill_large(Extent* extent, const order::MarkSet& inherited, const Need& need, Path path, Found* found) {
+// Under the extent lock. `own`: the ticket of the stream it is for that may still be touching it.
+void Core::fill_large(Extent* extent, Ticket own, const Need& need, Path path, Found* found) {
   LargeBlock* block = nullptr;
   // The page's own record first: it may still name the block that was freed here.
   const PageMap::Entry entry = PageMap::find(extent->begin + need.front);
@@ -117,18 +162,15 @@ void Core::fill_large(Extent* extent, const order::MarkSet& inherited, const Nee
       block->record.container =
           reinterpret_cast<std::uintptr_t>(block) | static_cast<std::uintptr_t>(PageMap::Tag::large);
     }
-    block->page = extent->begin + need.front;
+    block->page.store(extent->begin + need.front, std::memory_order_relaxed);
     claim_pages(block->page, 1, block, PageMap::Tag::large);
   }
   block->extent = extent;
-  block->begin = extent->begin;
-  block->bytes = extent->size;
-  block->page = extent->begin + need.front;
+  block->begin.store(extent->begin, std::memory_order_relaxed);
+  block->bytes.store(extent->size, std::memory_order_relaxed);
+  block->page.store(extent->begin + need.front, std::memory_order_relaxed);
+  block->record.ticket = own;
   extent->note = reinterpret_cast<void*>(block->record.container);
-  if (!inherited.empty()) {
-    std::lock_guard lock(extra_lock(&block->record));
-    block->record.more().inherited = inherited;
-  }
   found->record = &block->record;
   found->begin = extent->begin;
   found->bytes = extent->size;

@@ -35,7 +35,7 @@ debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
   f.begin = address - record.front();
   f.reserved = gross_of(record);
   const Heap* home = record.home.load(std::memory_order_relaxed);
-  f.stream = home != nullptr ? home->stream.id : 0;
+  f.stream = home != nullptr ? home->stream.id.load(std::memory_order_relaxed) : 0;
   f.allocated_at = record.stack();
   f.raw = (record.flags() & kRawBlock) != 0;
   std::lock_guard lock(extra_lock(&record));

@@ -1,10 +1,11 @@
-// The fast path: a slot on a lasting stream that this thread used last, allocated and freed without a driver call, a
-// host allocation or a locked instruction (the heap's lock is biased to the thread that uses it). Whatever is out of
-// the ordinary is left to the full calls: these functions then say `no` and have changed no block.
+// The fast path: a block of a heap's slabs or quick lists, allocated and freed under the heap's lock alone, without a
+// driver call or a host allocation. On a lasting stream that this thread used last nothing else is looked at, and where
+// the lock is biased to the thread there is no locked instruction either. Whatever is out of the ordinary is left to
+// the full calls: these functions then say `no` and have changed no block.
 //
-// A slot's record goes from live to freed only under the lock of its slab's heap, here by a plain store and in the full
-// free by an exchange; the one transition without that lock is the implicit release of a block that an object owns,
-// and the object sees to it that it does not free at the same time.
+// A record goes from live to freed only under the lock of its slab's heap, a large block's under that of its home's:
+// here by a plain store and in the full free by an exchange. The one transition without that lock is the implicit
+// release of a block that an object owns, and the object sees to it that it does not free at the same time.
 #pragma once
 
 #include "core.hpp"
@@ -28,68 +29,105 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   return generation;
 }
 
-[[gnu::always_inline]] inline Core::Fast Core::fast_allocate(Bytes size, driver::StreamHandle stream,
-                                                             std::uint32_t flags, debug::StackId stack, BlockRef* out) {
-  ThreadCache& cache = thread_cache();
-  if (!at_home(cache, stream) || size - 1 >= placement::kMaxSlotSize) [[unlikely]]
-    return Fast::no;
-  Heap& heap = *cache.heap;
-  LockSeat& seat = *g_lock_seat;
-  if (!heap.stream.lock.enter(seat)) [[unlikely]]
-    return Fast::no;
-  const unsigned cls = placement::class_of_slot(size);
-  Slab* slab = heap.classes[cls].head;
-  if (slab == nullptr) [[unlikely]] {
-    BiasedLock::leave(seat);
-    return Fast::no;
-  }
+// -- under the heap's lock
+
+[[gnu::always_inline]] inline bool Core::serve_slot(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out,
+                                                    Bytes* gross) {
+  Slab* slab = heap.classes[placement::class_of_slot(size)].head;
+  if (slab == nullptr) [[unlikely]]
+    return false;
   const unsigned slot = slab->stack.top();
   BlockRecord& record = slab->records[slot];
   const std::uint64_t word = record.word.load(std::memory_order_relaxed);
-  if (!is_free_magic(BlockRecord::magic_of(word))) [[unlikely]] {
-    BiasedLock::leave(seat);
-    return Fast::no;
-  }
+  if (!is_free_magic(BlockRecord::magic_of(word))) [[unlikely]]
+    return false;
   slab->stack.pop();
   if (slab->stack.empty()) [[unlikely]]
     heap.unlist(slab);
-  out->generation = write_record(record, word, size, BlockRecord::pack_origin(0, flags, stack));
-  BiasedLock::leave(seat);
+  out->generation = write_record(record, word, size, origin);
   out->record = &record;
   out->address = slab->slot_begin(slot);
-  return bank_->on_allocate(*cache.counters, size, slab->gross, 0) ? Fast::raise : Fast::done;
+  *gross = slab->gross;
+  return true;
 }
 
-// With the heap's lock held: the record is live in a slab of this heap, and holds on to nothing.
-[[gnu::always_inline]] inline Core::Fast Core::fast_push(BlockRecord& record, Slab* slab, unsigned slot, Heap& heap,
-                                                         LockSeat& seat, ThreadCache& cache, std::uint64_t word) {
-  if (slab->stack.free_count + 1 == slab->stack.slots && (slab->prev != nullptr || slab->next != nullptr))
-      [[unlikely]] {  // may have to give its memory back
-    BiasedLock::leave(seat);
-    return Fast::no;
+[[gnu::always_inline]] inline bool Core::serve_quick(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out,
+                                                     Bytes* gross) {
+  const Bytes bytes = round_up(size, placement::kExtentAlign);
+  QuickLists::List& list = heap.quick.of(bytes);
+  BlockRecord* record = list.head;
+  if (record == nullptr || list.bytes != bytes) [[unlikely]]
+    return false;
+  const std::uint64_t word = record->word.load(std::memory_order_relaxed);
+  if (!is_free_magic(BlockRecord::magic_of(word))) [[unlikely]]
+    return false;
+  list.head = record->link;
+  heap.quick.bytes -= bytes;
+  out->generation = write_record(*record, word, size, origin);
+  out->record = record;
+  out->address = LargeBlock::of(*record)->begin.load(std::memory_order_relaxed);
+  *gross = bytes;
+  return true;
+}
+
+[[gnu::always_inline]] inline bool Core::serve(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out,
+                                               Bytes* gross) {
+  if (size - 1 < placement::kMaxSlotSize) [[likely]]
+    return serve_slot(heap, size, origin, out, gross);
+  return size - 1 < QuickLists::kMaxBlock && serve_quick(heap, size, origin, out, gross);
+}
+
+// The record is live in a slab of this heap, and holds on to nothing.
+[[gnu::always_inline]] inline bool Core::put_slot(Heap& heap, Slab* slab, unsigned slot, std::uint64_t word,
+                                                  Freed* freed) {
+  BlockRecord& record = slab->records[slot];
+  if (slab->stack.free_count + 1 == slab->stack.slots && heap.idle_slabs(slab->cls) >= Heap::kIdleKept) [[unlikely]]
+    return false;  // may have to give its memory back
+  record.word.store(BlockRecord::pack(BlockRecord::generation_of(word), Magic::freed), std::memory_order_release);
+  heap.push(slab, slot, freed->ticket = heap.stream.take_ticket());
+  freed->size = record.size.load(std::memory_order_relaxed);
+  freed->gross = slab->gross;
+  return true;
+}
+
+// The record is live, of this heap, and holds on to nothing.
+[[gnu::always_inline]] inline bool Core::put_quick(Heap& heap, LargeBlock& block, std::uint64_t word, Freed* freed) {
+  BlockRecord& record = block.record;
+  const Bytes bytes = block.bytes.load(std::memory_order_relaxed);
+  QuickLists::List& list = heap.quick.of(bytes);
+  if (bytes > QuickLists::kMaxBlock || heap.quick.bytes + bytes > QuickLists::kMaxBytes) [[unlikely]]
+    return false;
+  if (list.bytes != bytes) [[unlikely]] {
+    if (list.head != nullptr) return false;
+    list.bytes = bytes;
   }
   record.word.store(BlockRecord::pack(BlockRecord::generation_of(word), Magic::freed), std::memory_order_release);
-  heap.push(slab, slot, heap.stream.take_ticket());
-  const Bytes size = record.size.load(std::memory_order_relaxed);
-  BiasedLock::leave(seat);
-  return bank_->on_free(*cache.counters, size, slab->gross, 0) ? Fast::raise : Fast::done;
+  record.ticket = freed->ticket = heap.stream.take_ticket();
+  record.link = list.head;
+  list.head = &record;
+  heap.quick.bytes += bytes;
+  freed->size = record.size.load(std::memory_order_relaxed);
+  freed->gross = bytes;
+  return true;
 }
 
-[[gnu::always_inline]] inline Core::Fast Core::fast_free(Address address, driver::StreamHandle stream) {
-  ThreadCache& cache = thread_cache();
-  if (!at_home(cache, stream)) [[unlikely]]
-    return Fast::no;
-  Heap& heap = *cache.heap;
-  LockSeat& seat = *g_lock_seat;
-  if (!heap.stream.lock.enter(seat)) [[unlikely]]
-    return Fast::no;
+// By raw address. Only raw blocks: nobody's object can be releasing them meanwhile.
+[[gnu::always_inline]] inline bool Core::take_back(Address address, Heap& heap, ThreadCache& cache, Freed* freed) {
   // The slab of the last free first: it is most often this one too, and is then known without waiting for the page map.
   Slab* slab = cache.slab;
   if (address - slab->base.load(std::memory_order_relaxed) >= slab->bytes) {
     const placement::PageMap::Entry entry = placement::PageMap::find(address);
-    if (!entry || entry.tag() != placement::PageMap::Tag::slab) {
-      BiasedLock::leave(seat);
-      return Fast::no;
+    if (!entry) [[unlikely]]
+      return false;
+    if (entry.tag() == placement::PageMap::Tag::large) {
+      LargeBlock& block = *static_cast<LargeBlock*>(entry.pointer());
+      const std::uint64_t word = block.record.word.load(std::memory_order_acquire);
+      if (BlockRecord::magic_of(word) != static_cast<std::uint32_t>(Magic::live) ||
+          block.begin.load(std::memory_order_relaxed) != address ||
+          block.record.home.load(std::memory_order_relaxed) != &heap ||
+          block.record.layout() != kRawBlock << BlockRecord::kFrontBits) [[unlikely]]
+        return false;
+      return put_quick(heap, block, word, freed);
     }
     slab = static_cast<Slab*>(entry.pointer());
   }
@@ -97,38 +135,80 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   const unsigned slot = slab->slot_at(offset);
   BlockRecord& record = slab->records[slot];
   // The state first, the slab's heap after it: a slab that was cut anew for another stream shows that before its blocks
-  // are live again. Only raw blocks: nobody's object can be releasing it meanwhile.
+  // are live again.
   const std::uint64_t word = slot < slab->stack.slots ? record.word.load(std::memory_order_acquire) : 0;
   if (BlockRecord::magic_of(word) != static_cast<std::uint32_t>(Magic::live) || offset != slot * slab->slot_bytes ||
       slab->heap.load(std::memory_order_relaxed) != &heap || record.layout() != kRawBlock << BlockRecord::kFrontBits)
       [[unlikely]] {
-    BiasedLock::leave(seat);
     cache.slab = &g_no_slab;  // it may be what is left of a slab whose memory has gone elsewhere
-    return Fast::no;
+    return false;
   }
   cache.slab = slab;
-  return fast_push(record, slab, slot, heap, seat, cache, word);
+  return put_slot(heap, slab, slot, word, freed);
 }
 
 // For the block's owner, who alone may release it.
-[[gnu::always_inline]] inline Core::Fast Core::fast_free(const BlockRef& block, driver::StreamHandle stream) {
-  ThreadCache& cache = thread_cache();
-  BlockRecord& record = *block.record;
+[[gnu::always_inline]] inline bool Core::take_back(const BlockRef& ref, Heap& heap, ThreadCache&, Freed* freed) {
+  BlockRecord& record = *ref.record;
+  const std::uint64_t word = record.word.load(std::memory_order_acquire);
+  if (word != BlockRecord::pack(ref.generation, Magic::live) ||
+      (record.layout() | kRawBlock << BlockRecord::kFrontBits) != kRawBlock << BlockRecord::kFrontBits) [[unlikely]]
+    return false;
   const placement::PageMap::Entry container{record.container};
-  if (!at_home(cache, stream) || container.tag() != placement::PageMap::Tag::slab) [[unlikely]]
+  if (container.tag() == placement::PageMap::Tag::large)
+    return record.home.load(std::memory_order_relaxed) == &heap &&
+           put_quick(heap, *static_cast<LargeBlock*>(container.pointer()), word, freed);
+  Slab* slab = static_cast<Slab*>(container.pointer());
+  return slab->heap.load(std::memory_order_relaxed) == &heap &&
+         put_slot(heap, slab, slab->number_of(&record), word, freed);
+}
+
+// -- the calls
+
+// `wait`: not for callers that hold a lock of their own, like the GIL.
+template <bool wait>
+[[gnu::always_inline]] inline Core::Fast Core::fast_allocate(Bytes size, driver::StreamHandle stream,
+                                                             std::uint32_t flags, debug::StackId stack, BlockRef* out) {
+  ThreadCache& cache = thread_cache();
+  if (!at_home(cache, stream)) [[unlikely]]
     return Fast::no;
   Heap& heap = *cache.heap;
   LockSeat& seat = *g_lock_seat;
-  if (!heap.stream.lock.enter(seat)) [[unlikely]]
-    return Fast::no;
-  Slab* slab = static_cast<Slab*>(container.pointer());
-  const std::uint64_t word = record.word.load(std::memory_order_acquire);
-  if (word != BlockRecord::pack(block.generation, Magic::live) || slab->heap.load(std::memory_order_relaxed) != &heap ||
-      (record.layout() | kRawBlock << BlockRecord::kFrontBits) != kRawBlock << BlockRecord::kFrontBits) [[unlikely]] {
+  const std::uint64_t origin = BlockRecord::pack_origin(0, flags, stack);
+  // Two ways with results of their own: what only the first one sees stays in registers.
+  if (heap.stream.lock.enter(seat)) [[likely]] {
+    Bytes gross = 0;
+    const bool served = serve(heap, size, origin, out, &gross);
     BiasedLock::leave(seat);
-    return Fast::no;
+    if (!served) [[unlikely]]
+      return Fast::no;
+    return bank_->on_allocate(*cache.counters, size, gross, 0) ? Fast::raise : Fast::done;
   }
-  return fast_push(record, slab, slab->number_of(&record), heap, seat, cache, word);
+  BlockRef block;
+  Bytes gross = 0;
+  if (!serve_shared(heap, size, origin, wait, &block, &gross)) return Fast::no;
+  *out = block;
+  return bank_->on_allocate(*cache.counters, size, gross, 0) ? Fast::raise : Fast::done;
+}
+
+template <bool wait, typename Name>
+[[gnu::always_inline]] inline Core::Fast Core::fast_free(const Name& name, driver::StreamHandle stream) {
+  ThreadCache& cache = thread_cache();
+  if (!at_home(cache, stream)) [[unlikely]]
+    return Fast::no;
+  Heap& heap = *cache.heap;
+  LockSeat& seat = *g_lock_seat;
+  if (heap.stream.lock.enter(seat)) [[likely]] {
+    Freed freed;
+    const bool done = take_back(name, heap, cache, &freed);
+    BiasedLock::leave(seat);
+    if (!done) [[unlikely]]
+      return Fast::no;
+    return bank_->on_free(*cache.counters, freed.size, freed.gross, 0) ? Fast::raise : Fast::done;
+  }
+  Freed freed;
+  if (!take_back_shared(name, heap, wait, &freed)) return Fast::no;
+  return bank_->on_free(*cache.counters, freed.size, freed.gross, 0) ? Fast::raise : Fast::done;
 }
 
 }  // namespace streampool::pool

@@ -21,24 +21,68 @@ constexpr std::uint32_t kFenceFrees = 64;
 
 Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
   if (driver::ending() != driver::Ending::no) return Errc::ok;
+  Named named;
+  Failure unnamed;
+  const Errc stream = name_for_free(request, &named, &unnamed);
+  // The usual case in one step; what it does not take is looked at in full, and with it what is wrong.
+  if (Freed freed; ordinary_ && named.heap() != nullptr && take_back_shared(address, *named.heap(), true, &freed)) {
+    freed_now(named, *named.heap(), freed, request);
+    return Errc::ok;
+  }
   BlockRef block;
   const Errc errc = locate(address, &block, failure, request.stack);
   if (errc != Errc::ok) return errc;
-  return free_found(block, request, failure);
+  if (stream != Errc::ok) return *failure = std::move(unnamed), stream;
+  return free_found(block, named, request, failure);
 }
 
 Errc Core::free(const BlockRef& block, const FreeRequest& request, Failure* failure) {
   // Inherited frees of a forked child, and frees while the process ends, are ignored (R22).
   if (driver::ending() != driver::Ending::no) return Errc::ok;
-  return free_found(block, request, failure);
+  Named named;
+  const Errc stream = name_for_free(request, &named, failure);
+  return stream == Errc::ok ? free_found(block, named, request, failure) : stream;
+}
+
+// Before the block changes: a stream that cannot be used must leave it live.
+Errc Core::name_for_free(const FreeRequest& request, Named* out, Failure* failure) {
+  if (!request.stream.has_value()) return Errc::ok;
+  const Errc errc = name_stream(*request.stream, out, failure);
+  if (errc == Errc::ok || !failure->lost) return errc;
+  // A free on a lost device is harmless (R22): the block is given up without its stream.
+  lost_.store(true, std::memory_order_release);
+  *failure = {};
+  return Errc::ok;
 }
 
 bool Core::try_free(const BlockRef& block, const FreeRequest& request) {
-  return request.stream.has_value() && finished(fast_free(block, *request.stream));
+  return request.stream.has_value() && finished(fast_free<false>(block, *request.stream));
 }
 
 bool Core::try_free(Address address, const FreeRequest& request) {
-  return request.stream.has_value() && finished(fast_free(address, *request.stream));
+  return request.stream.has_value() && finished(fast_free<false>(address, *request.stream));
+}
+
+namespace {
+
+bool lock_or_leave(std::unique_lock<BiasedLock>& lock, bool wait) {
+  if (wait)
+    lock.lock();
+  else if (!lock.try_lock())
+    return false;
+  return true;
+}
+
+}  // namespace
+
+bool Core::take_back_shared(Address address, Heap& heap, bool wait, Freed* freed) {
+  std::unique_lock lock(heap.stream.lock, std::defer_lock);
+  return lock_or_leave(lock, wait) && take_back(address, heap, thread_cache(), freed);
+}
+
+bool Core::take_back_shared(const BlockRef& ref, Heap& heap, bool wait, Freed* freed) {
+  std::unique_lock lock(heap.stream.lock, std::defer_lock);
+  return lock_or_leave(lock, wait) && take_back(ref, heap, thread_cache(), freed);
 }
 
 // From one state to another, once: of two racing callers one wins.
@@ -46,18 +90,15 @@ bool Core::move_record(BlockRecord& record, std::uint32_t generation, Magic from
   return with_record_lock(record, [&] { return record.move(generation, from, to); });
 }
 
-Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure* failure) {
+// `named`: no heap where no stream was named.
+Errc Core::free_found(const BlockRef& block, Named& named, const FreeRequest& request, Failure* failure) {
   BlockRecord& record = *block.record;
-  Named named;
-  if (request.stream.has_value()) {
-    // Before the block changes: a stream that cannot be used must leave it live.
-    const Errc errc = name_stream(*request.stream, &named, failure);
-    if (errc != Errc::ok && !failure->lost) return errc;
-    if (failure->lost) {
-      // A free on a lost device is harmless (R22): the block is given up without its stream.
-      lost_.store(true, std::memory_order_release);
-      *failure = {};
-    }
+  const bool explicit_free = named.heap() != nullptr;
+  Heap& by = explicit_free ? *named.heap() : *record.home;
+  Freed freed;
+  if (ordinary_ && take_back_shared(block, by, true, &freed)) {  // the usual case, in one step
+    freed_now(named, by, freed, request);
+    return Errc::ok;
   }
   std::shared_lock<std::shared_mutex> gate;
   if (debugger_ != nullptr) gate = std::shared_lock(live_gate_);
@@ -66,14 +107,22 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
     return not_live(block, record.word.load(std::memory_order_acquire), failure, request.stack);
   }
   const Bytes gross = gross_of(record);
-  const bool explicit_free = named.heap() != nullptr;
-  Heap& by = explicit_free ? *named.heap() : *record.home;
   Ticket ticket = 0;
   count_free(record);
   finish_free(record, block.address, by, request.stack, &ticket);
   gate = {};
+  after_free(named, by, gross, ticket, request);
+  return Errc::ok;
+}
 
-  if (explicit_free)
+void Core::freed_now(Named& named, Heap& by, const Freed& freed, const FreeRequest& request) {
+  observe::ThreadCounters& c = counters();
+  if (bank_->on_free(c, freed.size, freed.gross, 0)) bank_->raise(c);
+  after_free(named, by, freed.gross, freed.ticket, request);
+}
+
+void Core::after_free(Named& named, Heap& by, Bytes gross, Ticket ticket, const FreeRequest& request) {
+  if (named.heap() != nullptr)
     note_unfenced(named, gross, ticket);
   else
     by.stream.owed.store(true, std::memory_order_release);  // the next call that names the stream fences it
@@ -86,12 +135,11 @@ Errc Core::free_found(const BlockRef& block, const FreeRequest& request, Failure
   if (work_to_do()) drain();
   if (debugger_ != nullptr) debugger_->poll();
   if (closed() && bank_->totals().gross == 0) let_go(0);
-  return Errc::ok;
 }
 
 // The record is ours (freed or quarantined). After this call it may be anybody's.
 void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, Ticket* ticket) {
-  if (debugger_ == nullptr && free_own_slot(record, by, ticket)) return;
+  if (debugger_ == nullptr && free_own(record, by, ticket)) return;
   const Held held = take_held(record);
   MarkSet marks = make_marks(record, held, by, ticket);
   if (debugger_ == nullptr) {
@@ -117,6 +165,7 @@ Core::Held Core::take_held(BlockRecord& record) {
   const PageMap::Entry container{record.container};
   if (container.tag() == PageMap::Tag::large || static_cast<Slab*>(container.pointer())->heap != record.home)
     held.home = record.home;
+  if ((record.flags() & kHasExtra) == 0) return held;
   std::lock_guard lock(extra_lock(&record));
   if (!record.extra) return held;
   held.recorded = std::move(record.extra->recorded);
@@ -132,13 +181,19 @@ void Core::let_go_of(const Held& held) {
   for (order::StreamState* s : held.recorded) Heap::of(s)->users.fetch_sub(1, std::memory_order_release);
 }
 
-// The fast path: a slot freed on the stream that its slab was cut for, of memory that no host reads.
-bool Core::free_own_slot(BlockRecord& record, Heap& by, Ticket* ticket) {
+// A slot freed on the stream that its slab was cut for, of memory that no host reads.
+bool Core::free_own(BlockRecord& record, Heap& by, Ticket* ticket) {
   const PageMap::Entry container{record.container};
+  if (record.home != &by || host_visible(kind_)) return false;
+  if (container.tag() == PageMap::Tag::large) {
+    // It has found no place in the quick lists: what lies there makes room, this one goes where it merges.
+    if (ordinary_) make_room(by, LargeBlock::of(record)->bytes);
+    return false;
+  }
   // The flag, not the extra itself: a stale name may be at work there (hold_on).
-  if (container.tag() != PageMap::Tag::slab || (record.flags() & kHasExtra) != 0) return false;
+  if ((record.flags() & kHasExtra) != 0) return false;
   Slab* slab = static_cast<Slab*>(container.pointer());
-  if (slab->heap != &by || record.home != &by || host_visible(kind_)) return false;
+  if (slab->heap != &by) return false;
   bool retire = false;
   {
     std::lock_guard lock(by.stream.lock);
@@ -187,11 +242,10 @@ MarkSet Core::make_marks(const BlockRecord& record, const Held& held, Heap& by, 
   for (const order::Mark& m : held.inherited)
     if (!order::may_use(by.stream, m)) marks.add(m);
   const PageMap::Entry container{record.container};
-  if (container.tag() == PageMap::Tag::slab) {
-    const Slab* slab = static_cast<Slab*>(container.pointer());
-    const order::Mark former{&slab->heap.load()->stream, record.ticket};
-    if (!order::may_use(by.stream, former)) marks.add(former);
-  }
+  Heap* own = container.tag() == PageMap::Tag::slab ? static_cast<Slab*>(container.pointer())->heap.load()
+                                                    : record.home.load(std::memory_order_relaxed);
+  const order::Mark former{&own->stream, record.ticket};
+  if (!order::may_use(by.stream, former)) marks.add(former);
   return marks;
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "../order/stream_state.hpp"
@@ -31,18 +32,56 @@ struct ClassList {
   std::vector<WaitingSlot> waiting;
 };
 
-// `stream.lock` guards the slabs and the waiting slots; the core's extent lock guards `extents`. Aligned so that
-// threads on different streams share no cache line, nor a pair of lines that is fetched together.
+// Freed large blocks, kept whole for the next one of exactly their size on the same stream: their extents stay taken,
+// they merge with nothing, and they need no lock but the heap's. Who finds no memory otherwise takes them back first
+// (retire_idle), so they never make a pool grow. Linked by BlockRecord::link; each counts as a user of its heap, as
+// when it was live.
+struct QuickLists {
+  static constexpr Bytes kMaxBlock = kMiB;
+  static constexpr Bytes kMaxBytes = 8 * kMiB;  // of one heap; what does not merge costs memory elsewhere
+  static constexpr unsigned kListBits = 6;
+  struct List {
+    Bytes bytes = 0;  // of each; another size that falls here waits until the list is empty
+    BlockRecord* head = nullptr;
+  };
+  std::array<List, std::size_t{1} << kListBits> lists;
+  Bytes bytes = 0;
+
+  // A record that was overwritten is not followed: what is behind it is lost (R8).
+  static bool good(const BlockRecord* record) {
+    return record != nullptr && is_free_magic(BlockRecord::magic_of(record->word.load(std::memory_order_acquire)));
+  }
+  // All of one list, or of all: a chain.
+  BlockRecord* take(List& list, BlockRecord* rest = nullptr) {
+    for (BlockRecord* record = std::exchange(list.head, nullptr); good(record); bytes -= list.bytes)
+      record = std::exchange(record->link, std::exchange(rest, record));
+    return rest;
+  }
+  BlockRecord* take_all() {
+    BlockRecord* all = nullptr;
+    if (bytes != 0)
+      for (List& list : lists) all = take(list, all);
+    bytes = 0;
+    return all;
+  }
+  List& of(Bytes size) {
+    return lists[static_cast<std::uint32_t>(size / placement::kExtentAlign) * 2654435769u >> (32 - kListBits)];
+  }
+};
+
+// `stream.lock` guards the slabs, the waiting slots and the quick lists; the core's extent lock guards `extents`.
+// Aligned so that threads on different streams share no cache line, nor a pair of lines that is fetched together.
 struct alignas(128) Heap {
   order::StreamState stream;
   placement::FreeIndex extents;
   std::array<ClassList, kClassLists> classes;
+  QuickLists quick;
   std::uint32_t slab_count = 0;
   std::size_t look_from = 0;  // where the next bounded look through a long list of waiting slots starts
   // Calls and live blocks that hold a pointer to this heap beyond its own slabs: it must not become another stream's.
   std::atomic<std::uint32_t> users{0};
   order::Ticket check_ticket = 0;  // taken by the check() under way
-  bool known = false;              // in the stream table; else spare
+  std::atomic<bool> known{false};  // in the stream table; else spare
   bool own = false;                // a relay stream of the pool itself
 
   static Heap* of(order::StreamState* stream) { return reinterpret_cast<Heap*>(stream); }
@@ -68,14 +107,19 @@ struct alignas(128) Heap {
     slab->stack.push(slot);
     if (!slab->listed) list(slab);
   }
-  // An empty slab that may go. One a class stays, so that a pair at the edge does not cut and give back each time.
-  static bool surplus(const Slab* slab) {
-    return slab->stack.all_free() && slab->waiting == 0 && slab->cls != kZeroClass &&
-           (slab->prev != nullptr || slab->next != nullptr);
+  // Slabs without a live block: a few a class stay, so that a program whose need goes up and down does not cut and give
+  // back each time. Looks at the first few only.
+  static constexpr unsigned kIdleKept = 1;
+  unsigned idle_slabs(unsigned cls) const {
+    unsigned idle = 0, looks = 8;
+    for (const Slab* slab = classes[cls].head; slab != nullptr && looks-- > 0; slab = slab->next)
+      idle += slab->stack.all_free() && slab->waiting == 0;
+    return idle;
   }
-  // Takes it out, to be retired once the lock is free.
+  // Takes an idle one out that is too many, to be retired once the lock is free.
   bool take_if_surplus(Slab* slab) {
-    if (!surplus(slab)) return false;
+    if (!slab->stack.all_free() || slab->waiting != 0 || slab->cls == kZeroClass || idle_slabs(slab->cls) <= kIdleKept)
+      return false;
     unlist(slab);
     --slab_count;
     return true;

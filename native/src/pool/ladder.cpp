@@ -1,6 +1,7 @@
 // The slow path, rung by rung (R11). Every rung that may free memory ends in a new search; no lock is held in any wait
 // or callback; the pool's own limit and the driver's refusal take the same way.
 #include <algorithm>
+#include <utility>
 
 #include "core.hpp"
 
@@ -95,10 +96,12 @@ bool Core::promote() {
   return moved;
 }
 
-// Slabs with no live slot give their memory back to the extents; it keeps its mark.
-void Core::retire_idle_slabs() {
+// Slabs with no live slot and the quick lists give their memory back to the extents; it keeps its mark. True: there was
+// some. The caller holds the heap's entry.
+bool Core::retire_idle(Heap& heap) {
   std::vector<Slab*> idle;
-  streams_.for_each([&](Heap& heap) {
+  BlockRecord* quick = nullptr;
+  {
     std::lock_guard lock(heap.stream.lock);
     for (unsigned cls = 0; cls < kClassLists; ++cls) {
       if (!heap.classes[cls].waiting.empty()) collect_waiting(heap, cls, true);
@@ -112,8 +115,14 @@ void Core::retire_idle_slabs() {
         slab = next;
       }
     }
-  });
+    quick = heap.quick.take_all();
+  }
   for (Slab* slab : idle) retire_slab(slab);
+  return file_quick(heap, quick) || !idle.empty();
+}
+
+void Core::retire_idle() {
+  streams_.for_each([this](Heap& heap) { retire_idle(heap); });
 }
 
 // Forgets streams that left nothing behind (they may be gone for good); where many left marks that nobody will ever
@@ -124,11 +133,11 @@ void Core::sweep_streams() {
     const bool fenced = !heap.stream.fences.empty();
     heap.stream.fence_lock.unlock();
     std::lock_guard lock(extent_lock_);
-    return !fenced && heap.slab_count == 0 && heap.extents.empty();
+    return !fenced && heap.slab_count == 0 && heap.quick.bytes == 0 && heap.extents.empty();
   };
   const auto sweep = [&] {
     poll_all(false);
-    retire_idle_slabs();
+    retire_idle();
     promote();
     streams_.for_each([&](Heap& heap) {
       if (heap.stream.idle()) fences_.retire(heap.stream);
@@ -162,6 +171,9 @@ Bytes Core::pending_bytes() {
           for (unsigned i = 0; i < slab->stack.free_count; ++i)
             if (slab->records[slab->stack.free_slots[i]].ticket > completed) bytes += slab->slot_bytes;
       }
+      for (const QuickLists::List& list : heap.quick.lists)
+        for (const BlockRecord* record = list.head; QuickLists::good(record); record = record->link)
+          if (record->ticket > completed) bytes += list.bytes;
     }
     std::lock_guard lock(extent_lock_);
     for (Extent* e = heap.extents.oldest(); e != nullptr; e = e->newer)
@@ -242,7 +254,10 @@ bool Core::take_waited(Named& t, const Need& need, Found* found) {
     if (middle->begin > from) put_extent(middle->prev, best_marks);
     if (middle->end() < to) put_extent(middle->next, best_marks);
     best_marks.drop_complete();
-    fill_large(middle, best_marks, need, Path::waited, found);
+    fill_large(middle, best_marks.ticket_of(me), need, Path::waited, found);
+    found->has_extra = true;
+    std::lock_guard extra(extra_lock(found->record));
+    found->record->more().inherited = std::move(best_marks);
     return true;
   }
   return false;
@@ -274,10 +289,10 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
   for (;;) {
     drain(false);  // what other threads released meanwhile
     poll_all(true);
-    retire_idle_slabs();
+    retire_idle();
     promote();
     if (quarantine && debugger_ != nullptr && debugger_->give_up(need.bytes) != 0) {
-      retire_idle_slabs();
+      retire_idle();
       promote();
     }
     if (find_again(t, need, quarantine ? Path::quarantine : Path::host_waited, found)) return Waited::found;
@@ -324,7 +339,7 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     if (options_.opportunistic) {
       poll_all(false);
       if (find_again(t, need, Path::completed, found)) return done();
-      retire_idle_slabs();
+      retire_idle();
       if (find_again(t, need, Path::completed, found)) return done();
     } else {
       // Deterministic: nothing of other streams, but the own stream's completed memory is everybody's.
@@ -340,6 +355,8 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     }
 
     // Idle memory back, in one piece again.
+    retire_idle();
+    promote();
     if (give_back_mapped(0) != 0) {
       grown = grow_for(t, need, true, &refusal);
       if (find_again(t, need, Path::moved, found)) return done();

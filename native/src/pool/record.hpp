@@ -11,6 +11,7 @@
 #include "../debug/fault.hpp"
 #include "../order/stream_state.hpp"
 #include "../placement/extent_map.hpp"
+#include "../placement/page_map.hpp"
 #include "../placement/slab.hpp"
 
 namespace streampool::pool {
@@ -56,7 +57,7 @@ struct BlockExtra {
 // BlockRecord::flags
 inline constexpr std::uint32_t kRawBlock = 1;  // nobody's object owns it
 inline constexpr std::uint32_t kAway = 2;      // a slot that lives on another stream than its slab's
-inline constexpr std::uint32_t kHasExtra = 4;  // slots: something is written down in `extra` that a free must take
+inline constexpr std::uint32_t kHasExtra = 4;  // something is written down in `extra` that a free must take
 
 // One cache line. Memory of this type is never given back while its pool lives, so a stale pointer reads a record, and
 // the generation tells whose.
@@ -64,13 +65,14 @@ inline constexpr std::uint32_t kHasExtra = 4;  // slots: something is written do
 // Invariant: `word` is generation << 32 | magic; the generation grows by one each time the memory is handed out.
 struct alignas(64) BlockRecord {
   std::atomic<std::uint64_t> word{static_cast<std::uint64_t>(Magic::fresh)};
-  std::atomic<Bytes> size{0};            // requested
-  std::atomic<Heap*> home{nullptr};      // of the stream that it was allocated on
-  order::Ticket ticket = 0;              // slots: the ticket of the last free on the slab's own stream
+  std::atomic<Bytes> size{0};        // requested
+  std::atomic<Heap*> home{nullptr};  // of the stream that it was allocated on
+  // Of the memory's last free on the stream it belongs to now: a slot's slab's, a large block's home. 0: none.
+  order::Ticket ticket = 0;
   std::uintptr_t container = 0;          // Slab* or LargeBlock*, tagged like a page map entry
   std::atomic<std::uint64_t> origin{0};  // bytes before the user's pointer (24 bits), flags (8), stack of allocation
   std::unique_ptr<BlockExtra> extra;
-  BlockRecord* link = nullptr;  // in the queue of implicit releases
+  BlockRecord* link = nullptr;  // in the queue of implicit releases, or in a quick list
   // 64 bytes: word, size, home, ticket, container, origin, extra, link
 
   static constexpr std::uint64_t pack(std::uint32_t generation, Magic magic) {
@@ -128,14 +130,19 @@ struct alignas(128) Slab {
   unsigned number_of(const BlockRecord* record) const { return static_cast<unsigned>(record - records.get()); }
 };
 
-// A block above the largest class: one extent.
+// A block above the largest class: one extent. Late frees look at what is atomic before they know whether it is still
+// theirs.
 struct LargeBlock {
   BlockRecord record;
   Core* core = nullptr;
   placement::Extent* extent = nullptr;  // while taken
-  Address begin = 0;
-  Bytes bytes = 0;
-  Address page = 0;  // the address whose page map entry points here
+  std::atomic<Address> begin{0};
+  std::atomic<Bytes> bytes{0};
+  std::atomic<Address> page{0};  // the address whose page map entry points here
+
+  static LargeBlock* of(const BlockRecord& record) {
+    return static_cast<LargeBlock*>(placement::PageMap::Entry{record.container}.pointer());
+  }
 };
 
 }  // namespace streampool::pool

@@ -32,6 +32,8 @@ Stats Core::stats() {
     {
       std::lock_guard lock(heap.stream.lock);
       s.slabs += heap.slab_count;
+      for (const QuickLists::List& list : heap.quick.lists)
+        if (list.head != nullptr) s.largest_free = std::max(s.largest_free, list.bytes);
     }
     std::lock_guard lock(extent_lock_);
     s.largest_free = std::max(s.largest_free, heap.extents.largest());
@@ -53,7 +55,7 @@ Stats Core::stats() {
   s.polls = f.polled.load();
   s.wait_edges = f.waits.load();
   s.context_events = f.context_events.load();
-  s.stream_lookups = streams_.lookups();
+  s.stream_lookups = streams_.lookups() + t.lookups;
   s.host_waits = host_waits_.load();
   s.out_of_memory = oom_.load();
   s.trampled = trampled_.load();

@@ -117,6 +117,18 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
   return identify(handle, true, out, failure);
 }
 
+bool StreamTable::name_again(StreamHandle handle, Heap* heap, std::uint64_t id, Named* out) {
+  if (seen_until_.load(std::memory_order_acquire) != 0) return false;
+  driver::CaptureState capture;
+  std::uint64_t now = 0;
+  if (!driver_.stream_identity(handle, &capture, &now).ok() || capture.capturing || now != id) return false;
+  // Counted first, looked at then: the sweep does it the other way round.
+  heap->users.fetch_add(1, std::memory_order_seq_cst);
+  *out = Named(heap, handle, true);
+  return heap->known.load(std::memory_order_seq_cst) && heap->stream.id.load(std::memory_order_relaxed) == id &&
+         !heap->stream.lasting;
+}
+
 // Asks the driver. `promised`: a handle that was registered is taken at its word once it is known not to capture.
 Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failure* failure) {
   lookups_.fetch_add(1, std::memory_order_relaxed);
@@ -249,7 +261,9 @@ void StreamTable::sweep(const std::function<bool(Heap&)>& empty) {
     bool gone = false;
     if (!heap.stream.lasting && !heap.own && heap.users.load(std::memory_order_acquire) == 0 && heap.stream.idle()) {
       heap.stream.lock.lock();
-      gone = empty(heap);
+      heap.known.store(false, std::memory_order_seq_cst);  // before its users are counted: see name_again
+      gone = heap.users.load(std::memory_order_seq_cst) == 0 && empty(heap);
+      if (!gone) heap.known.store(true, std::memory_order_seq_cst);
       heap.stream.lock.unlock();
     }
     if (!gone) {
@@ -262,7 +276,6 @@ void StreamTable::sweep(const std::function<bool(Heap&)>& empty) {
     heap.stream.unfenced_frees = 0;
     heap.stream.unfenced_bytes = 0;
     heap.stream.owed = false;
-    heap.known = false;
     spare_.push_back(&heap);
     it = by_id_.erase(it);
     known_.fetch_sub(1, std::memory_order_relaxed);

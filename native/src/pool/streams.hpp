@@ -55,6 +55,9 @@ class StreamTable {
   // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then
   // its id.
   Errc name(driver::StreamHandle handle, Named* out, Failure* failure);
+  // The same for a stream that was not lasting and had this heap when it was named last, in the same epoch: without a
+  // lock, and without an answer where anything is unlike then.
+  bool name_again(driver::StreamHandle handle, Heap* heap, std::uint64_t id, Named* out);
   // Lasting streams. `forget` leaves a stream whose pending work the caller has just fenced.
   Errc register_stream(driver::StreamHandle handle, Named* out, Failure* failure);
   Errc forget_stream(driver::StreamHandle handle, Failure* failure);

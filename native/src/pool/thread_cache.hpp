@@ -20,6 +20,11 @@ struct ThreadCache {
   Heap* heap = nullptr;
   std::uint64_t key = 1;    // `epoch` again where the fast path may be taken, else one that fits no door
   Slab* slab = &g_no_slab;  // where the last fast free was
+  // The last stream that was not lasting, in the same epoch: whether it is still the same is asked each time.
+  driver::StreamHandle raw_handle = 0;
+  std::uint64_t raw_epoch = 1;
+  std::uint64_t raw_id = 0;
+  Heap* raw_heap = nullptr;
 };
 
 // One entry: programs that alternate between pools take the slower way.

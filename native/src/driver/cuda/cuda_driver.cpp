@@ -254,6 +254,25 @@ Status CudaDriver::stream_id(StreamHandle stream, std::uint64_t* out) {
   });
 }
 
+Status CudaDriver::stream_identity(StreamHandle stream, CaptureState* capture, std::uint64_t* id) {
+  // On every call that names a stream which is not lasting, so without the frame of other calls: these two need no
+  // current context for a handle of its own, and no capture of another thread forbids them. Pools count them: one
+  // counter for all threads would cost as much as the calls.
+  const Api& api = *session_.api;
+  const bool has_handle = !is_legacy(stream) && stream != kPerThreadStream;
+  if (has_handle && session_.alive()) {
+    int state = kCaptureStatusNone;
+    unsigned long long number = 0;
+    if (api.cuStreamIsCapturing(to_stream(stream), &state) == kSuccess && state == kCaptureStatusNone &&
+        api.cuStreamGetId(to_stream(stream), &number) == kSuccess) {
+      *capture = {};
+      *id = number;
+      return {};
+    }
+  }
+  return Driver::stream_identity(stream, capture, id);
+}
+
 Status CudaDriver::stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) {
   *out = shared_from_this();
   Context context = session_.context;

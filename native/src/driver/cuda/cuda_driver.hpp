@@ -47,6 +47,7 @@ class CudaDriver final : public Driver {
 
   Status stream_is_capturing(StreamHandle stream, CaptureState* out) override;
   Status stream_id(StreamHandle stream, std::uint64_t* out) override;
+  Status stream_identity(StreamHandle stream, CaptureState* capture, std::uint64_t* id) override;
   Status stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) override;
   Status stream_create(StreamHandle* out) override;
   Status stream_destroy(StreamHandle stream) override;

@@ -1,0 +1,183 @@
+// Quick lists (pool/heap.hpp): large blocks kept whole for the next of their size, and that nobody else pays for it.
+#include <vector>
+
+#include "pool_scene.hpp"
+#include "test.hpp"
+
+namespace {
+
+using namespace streampool;
+using namespace streampool::driver;
+using namespace streampool::pool;
+using testing::PoolScene;
+using testing::steady;
+
+pool::Options limited(Bytes limit) {
+  pool::Options options = steady();
+  options.limit = limit;
+  options.wait_timeout = 0;
+  return options;
+}
+
+}  // namespace
+
+STREAMPOOL_TEST("a large block that was freed is its stream's next one of that size, with no lock but the heap's") {
+  PoolScene scene;
+  const StreamHandle s = scene.lasting();
+  for (const Bytes size : {64 * kKiB + 1, 100000 * Bytes{1}, kMiB}) {
+    const BlockRef first = scene.alloc(size, s);
+    scene.free(first, s);
+    CHECK_EQ(scene.core->stats().live_blocks, std::uint64_t{0});
+    for (int i = 0; i < 40; ++i) {
+      const BlockRef next = scene.alloc(size, s);
+      CHECK_EQ(next.address, first.address);
+      CHECK_EQ(scene.core->stats().in_use, size);
+      scene.free(next, s);
+    }
+    if (BiasedLock::prepare()) {
+      AllocRequest request;
+      request.size = size;
+      request.stream = s;
+      request.raw = true;
+      BlockRef quick;
+      CHECK(scene.core->try_allocate(request, &quick));
+      FreeRequest by;
+      by.stream = s;
+      CHECK(!scene.core->try_free(quick.address + 512, by));
+      CHECK(scene.core->try_free(quick.address, by));
+      CHECK(!scene.core->try_free(quick.address, by));
+      pool::Failure failure;
+      CHECK(scene.core->free(quick.address, by, &failure) == Errc::double_free);
+      CHECK(scene.core->free(quick, by, &failure) == Errc::double_free);
+    }
+    scene.audit();
+  }
+}
+
+STREAMPOOL_TEST("what the quick lists hold becomes one piece before its stream makes the pool grow") {
+  PoolScene scene(limited(4 * kMiB));
+  const StreamHandle s = scene.lasting();
+  std::vector<BlockRef> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(scene.alloc(512 * kKiB, s));
+  for (const BlockRef& block : blocks) scene.free(block, s);
+  CHECK_EQ(scene.core->stats().cached + scene.core->stats().pending, 4 * kMiB);
+  const BlockRef whole = scene.alloc(4 * kMiB, s);
+  CHECK_EQ(scene.core->stats().reserved, 4 * kMiB);
+  scene.free(whole, s);
+  // The same for slots: they need a slab, which is cut from what merges.
+  for (BlockRef& block : blocks) block = scene.alloc(512 * kKiB, s);
+  for (const BlockRef& block : blocks) scene.free(block, s);
+  std::vector<BlockRef> slots;
+  for (int i = 0; i < 64; ++i) slots.push_back(scene.alloc(50000, s));
+  CHECK_EQ(scene.core->stats().reserved, 4 * kMiB);
+  for (const BlockRef& block : slots) scene.free(block, s);
+  scene.audit();
+}
+
+STREAMPOOL_TEST("another stream gets what a quick list holds once it is complete, in any policy, before an error") {
+  for (const bool deterministic : {false, true}) {
+    pool::Options options = limited(2 * kMiB);
+    options.opportunistic = options.wait = !deterministic;
+    PoolScene scene(options);
+    const StreamHandle s = scene.lasting(), t = scene.lasting();
+    const auto gate = scene.gated(s);
+    std::vector<BlockRef> blocks;
+    for (int i = 0; i < 2; ++i) blocks.push_back(scene.alloc(kMiB, s));
+    for (const BlockRef& block : blocks) scene.free(block, s);
+    pool::Failure failure;
+    if (deterministic) {
+      CHECK(scene.try_alloc(kMiB, t, &failure) == Errc::out_of_memory);
+      CHECK_EQ(scene.core->stats().pending, 2 * kMiB);
+    }
+    gate->open();
+    CHECK(sim::settle());
+    CHECK(scene.core->trim(2 * kMiB).released == 0);  // a poll, and nothing given back
+    const BlockRef taken = scene.alloc(kMiB, t);
+    scene.free(taken, t);
+    scene.audit();
+  }
+}
+
+STREAMPOOL_TEST("a block out of a quick list keeps its stream's mark when another stream frees it") {
+  PoolScene scene(limited(2 * kMiB));
+  const StreamHandle s = scene.lasting(), t = scene.lasting(), u = scene.lasting();
+  const BlockRef kept = scene.alloc(kMiB, s);
+  const BlockRef first = scene.alloc(kMiB, s);
+  const auto gate = scene.gated(s);
+  scene.free(first, s);
+  const BlockRef again = scene.alloc(kMiB, s);
+  CHECK_EQ(again.address, first.address);
+  scene.free(again, t);  // t says that it comes after the second use; the first one was s's business
+  pool::Failure failure;
+  CHECK(scene.try_alloc(kMiB, u, &failure) == Errc::out_of_memory);
+  CHECK(scene.try_alloc(kMiB, t, &failure) == Errc::out_of_memory);
+  gate->open();
+  CHECK(sim::settle());
+  scene.free(scene.alloc(kMiB, u), u);
+  scene.free(kept, s);
+  scene.audit();
+}
+
+STREAMPOOL_TEST("a large block that another stream was declared to use does not go by a quick list") {
+  PoolScene scene(limited(2 * kMiB));
+  const StreamHandle s = scene.lasting(), t = scene.lasting();
+  const BlockRef kept = scene.alloc(kMiB, s);
+  for (int i = 0; i < 3; ++i) scene.free(scene.alloc(kMiB, s), s);
+  const BlockRef block = scene.alloc(kMiB, s);
+  const auto gate = scene.gated(t);
+  scene.record(block, t);
+  scene.free(block, s);
+  pool::Failure failure;
+  CHECK(scene.try_alloc(kMiB, s, &failure) == Errc::out_of_memory);
+  gate->open();
+  CHECK(sim::settle());
+  scene.free(scene.alloc(kMiB, s), s);
+  scene.free(kept, s);
+  scene.audit();
+}
+
+STREAMPOOL_TEST("quick lists hold a bounded number of bytes, whatever sizes come and go") {
+  PoolScene scene;
+  const StreamHandle s = scene.lasting();
+  std::vector<BlockRef> blocks;
+  for (Bytes size = 65 * kKiB; size <= kMiB; size += 3 * kKiB) blocks.push_back(scene.alloc(size, s));
+  for (const BlockRef& block : blocks) scene.free(block, s);
+  CHECK(sim::settle());
+  CHECK_EQ(scene.core->stats().cached + scene.core->stats().pending, scene.core->stats().reserved);
+  // Far more was freed than the lists may hold: most of it has merged.
+  CHECK(scene.core->stats().largest_free >= scene.core->stats().reserved / 2);
+  scene.audit();
+  CHECK_EQ(scene.core->trim(0).reserved, Bytes{0});
+}
+
+STREAMPOOL_TEST("a stream that left blocks in its quick lists is forgotten without a trace") {
+  PoolScene scene;
+  for (int i = 0; i < 300; ++i) {
+    const StreamHandle s = scene.stream();
+    scene.free(scene.alloc(200 * kKiB, s), s);
+    CHECK(scene.device->stream_destroy(s));
+  }
+  CHECK(sim::settle());
+  CHECK(scene.core->stats().streams < 150);
+  CHECK(scene.core->stats().reserved <= 16 * kMiB);
+  scene.core->close();  // asks for those that nobody can fence any more
+  CHECK_EQ(scene.core->stats().reserved, Bytes{0});
+}
+
+STREAMPOOL_TEST("a record in a quick list that was written over is not followed") {
+  PoolScene scene;
+  const StreamHandle s = scene.lasting();
+  const BlockRef good = scene.alloc(300 * kKiB, s), bad = scene.alloc(300 * kKiB, s);
+  scene.free(good, s);
+  scene.free(bad, s);
+  bad.record->word.store(0x4242424242424242);
+  bad.record->link = reinterpret_cast<BlockRecord*>(0x4242424242424240);
+  (void)scene.core->stats();
+  for (int i = 0; i < 3; ++i) {
+    const BlockRef next = scene.alloc(300 * kKiB, s);
+    CHECK(next.address != bad.address);
+    scene.free(next, s);
+  }
+  CHECK_EQ(scene.core->stats().trampled, std::uint64_t{1});
+  CHECK_EQ(scene.core->stats().live_blocks, std::uint64_t{0});
+}
