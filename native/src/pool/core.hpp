@@ -286,7 +286,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   };
   Errc locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free = true);
   Errc name_for_free(const FreeRequest& request, Named* out, Failure* failure);
-  Errc free_found(const BlockRef& block, Named& named, const FreeRequest& request, Failure* failure);
+  Errc free_found(const BlockRef& block, Named& named, bool owner, const FreeRequest& request, Failure* failure);
   void freed_now(Named& named, Heap& by, const Freed& freed, const FreeRequest& request);
   static LargeBlock* covering(Address address, bool* in_pool);
   Errc declared(Address address, const char* verb, BlockRef* out, Failure* failure);

@@ -33,7 +33,7 @@ Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
   const Errc errc = locate(address, &block, failure, request.stack);
   if (errc != Errc::ok) return errc;
   if (stream != Errc::ok) return *failure = std::move(unnamed), stream;
-  return free_found(block, named, request, failure);
+  return free_found(block, named, false, request, failure);
 }
 
 Errc Core::free(const BlockRef& block, const FreeRequest& request, Failure* failure) {
@@ -41,7 +41,7 @@ Errc Core::free(const BlockRef& block, const FreeRequest& request, Failure* fail
   if (driver::ending() != driver::Ending::no) return Errc::ok;
   Named named;
   const Errc stream = name_for_free(request, &named, failure);
-  return stream == Errc::ok ? free_found(block, named, request, failure) : stream;
+  return stream == Errc::ok ? free_found(block, named, true, request, failure) : stream;
 }
 
 // Before the block changes: a stream that cannot be used must leave it live.
@@ -90,13 +90,13 @@ bool Core::move_record(BlockRecord& record, std::uint32_t generation, Magic from
   return with_record_lock(record, [&] { return record.move(generation, from, to); });
 }
 
-// `named`: no heap where no stream was named.
-Errc Core::free_found(const BlockRef& block, Named& named, const FreeRequest& request, Failure* failure) {
+// `named`: no heap where no stream was named. `owner`: nobody else can be releasing the block meanwhile.
+Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const FreeRequest& request, Failure* failure) {
   BlockRecord& record = *block.record;
   const bool explicit_free = named.heap() != nullptr;
   Heap& by = explicit_free ? *named.heap() : *record.home;
   Freed freed;
-  if (ordinary_ && take_back_shared(block, by, true, &freed)) {  // the usual case, in one step
+  if (owner && ordinary_ && take_back_shared(block, by, true, &freed)) {  // the usual case, in one step
     freed_now(named, by, freed, request);
     return Errc::ok;
   }
