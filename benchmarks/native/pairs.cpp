@@ -164,6 +164,7 @@ struct Bench {
   void core(Core& pool, const sp::Stream& stream) {
     AllocRequest request;
     request.stream = reinterpret_cast<std::uintptr_t>(stream.get());
+    request.raw = true;
     FreeRequest by;
     by.stream = request.stream;
     const auto check = [](streampool::pool::Errc errc, const streampool::pool::Failure& failure) {

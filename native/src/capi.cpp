@@ -343,7 +343,7 @@ sp_status sp_alloc(sp_pool* pool, size_t size, size_t alignment, sp_stream strea
   if (pool == nullptr || out == nullptr || alignment != 0) [[unlikely]]
     return full_alloc(pool, size, alignment, stream, out);
   pool::BlockRef block;
-  const auto fast = pool->core->fast_allocate<true>(size, handle(stream), pool::kRawBlock, 0, &block);
+  const auto fast = pool->core->fast_allocate(size, handle(stream), pool::kRawBlock, 0, &block);
   if (fast == pool::Core::Fast::no) [[unlikely]]
     return full_alloc(pool, size, alignment, stream, out);
   *out = reinterpret_cast<void*>(block.address);
@@ -355,7 +355,7 @@ sp_status sp_alloc(sp_pool* pool, size_t size, size_t alignment, sp_stream strea
 sp_status sp_free(sp_pool* pool, void* ptr, sp_stream stream) {
   if (pool == nullptr) [[unlikely]]
     return full_free(pool, ptr, stream);
-  const auto fast = pool->core->fast_free<true>(address(ptr), handle(stream));
+  const auto fast = pool->core->fast_free(address(ptr), handle(stream));
   if (fast == pool::Core::Fast::no) [[unlikely]]
     return full_free(pool, ptr, stream);
   if (fast == pool::Core::Fast::raise) [[unlikely]]

@@ -142,7 +142,12 @@ Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure
   if (work_to_do()) drain();
   if (simple) {
     Bytes gross = 0;
-    if (serve_shared(*named.heap(), request.size, origin_of(request), true, out, &gross)) {
+    bool served = false;
+    {
+      std::lock_guard lock(named.stream().lock);
+      served = serve(*named.heap(), request.size, origin_of(request), out, &gross);
+    }
+    if (served) {
       count_allocation(request.size, gross, 0);
       return Errc::ok;
     }
@@ -181,16 +186,7 @@ Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure
 
 bool Core::try_allocate(const AllocRequest& request, BlockRef* out) {
   return is_plain(request) &&
-         finished(fast_allocate<false>(request.size, request.stream, request.raw ? kRawBlock : 0, request.stack, out));
-}
-
-bool Core::serve_shared(Heap& heap, Bytes size, std::uint64_t origin, bool wait, BlockRef* out, Bytes* gross) {
-  std::unique_lock lock(heap.stream.lock, std::defer_lock);
-  if (wait)
-    lock.lock();
-  else if (!lock.try_lock())
-    return false;
-  return serve(heap, size, origin, out, gross);
+         finished(fast_allocate(request.size, request.stream, request.raw ? kRawBlock : 0u, request.stack, out));
 }
 
 // What every block needs written down; nobody else has the record: its state is `freed` or `fresh`.

@@ -128,9 +128,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool try_allocate(const AllocRequest& request, BlockRef* out);
   // fast.hpp
   enum class Fast : std::uint8_t { no, done, raise };  // raise: done, and finish() is due
-  template <bool wait>
   Fast fast_allocate(Bytes size, driver::StreamHandle stream, std::uint32_t flags, debug::StackId stack, BlockRef* out);
-  template <bool wait, typename Name>
+  template <typename Name>
   Fast fast_free(const Name& name, driver::StreamHandle stream);
   void finish();
   bool try_free(const BlockRef& block, const FreeRequest& request);
@@ -221,10 +220,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   static bool take_back(const BlockRef& ref, Heap& heap, ThreadCache& cache, Freed* freed);
   static bool put_slot(Heap& heap, Slab* slab, unsigned slot, std::uint64_t word, Freed* freed);
   static bool put_quick(Heap& heap, LargeBlock& block, std::uint64_t word, Freed* freed);
-  // The same with a lock that others use too; without `wait` only if it is free.
-  static bool serve_shared(Heap& heap, Bytes size, std::uint64_t origin, bool wait, BlockRef* out, Bytes* gross);
-  static bool take_back_shared(Address address, Heap& heap, bool wait, Freed* freed);
-  static bool take_back_shared(const BlockRef& ref, Heap& heap, bool wait, Freed* freed);
+  // The same with the lock taken.
+  template <typename Name>
+  static bool lock_and_take_back(const Name& name, Heap& heap, Freed* freed);
 
   // alloc.cpp
   Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;

@@ -81,10 +81,11 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
 [[gnu::always_inline]] inline bool Core::put_slot(Heap& heap, Slab* slab, unsigned slot, std::uint64_t word,
                                                   Freed* freed) {
   BlockRecord& record = slab->records[slot];
-  if (slab->stack.free_count + 1 == slab->stack.slots && heap.idle_slabs(slab->cls) >= Heap::kIdleKept) [[unlikely]]
-    return false;  // may have to give its memory back
+  if (slab->stack.free_count + 1 == slab->stack.slots && slab->listed &&
+      (slab->prev != nullptr || slab->next != nullptr)) [[unlikely]]
+    return false;  // one more slab without a live block: it may have to give its memory back
   record.word.store(BlockRecord::pack(BlockRecord::generation_of(word), Magic::freed), std::memory_order_release);
-  heap.push(slab, slot, freed->ticket = heap.stream.take_ticket());
+  heap.push(slab, slot, record, freed->ticket = heap.stream.take_ticket());
   freed->size = record.size.load(std::memory_order_relaxed);
   freed->gross = slab->gross;
   return true;
@@ -163,10 +164,8 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
          put_slot(heap, slab, slab->number_of(&record), word, freed);
 }
 
-// -- the calls
+// -- the calls: nothing is called in them, so that they need no registers but those that a call may spoil
 
-// `wait`: not for callers that hold a lock of their own, like the GIL.
-template <bool wait>
 [[gnu::always_inline]] inline Core::Fast Core::fast_allocate(Bytes size, driver::StreamHandle stream,
                                                              std::uint32_t flags, debug::StackId stack, BlockRef* out) {
   ThreadCache& cache = thread_cache();
@@ -174,40 +173,30 @@ template <bool wait>
     return Fast::no;
   Heap& heap = *cache.heap;
   LockSeat& seat = *g_lock_seat;
-  const std::uint64_t origin = BlockRecord::pack_origin(0, flags, stack);
-  // Two ways with results of their own: what only the first one sees stays in registers.
-  if (heap.stream.lock.enter(seat)) [[likely]] {
-    Bytes gross = 0;
-    const bool served = serve(heap, size, origin, out, &gross);
-    BiasedLock::leave(seat);
-    if (!served) [[unlikely]]
-      return Fast::no;
-    return bank_->on_allocate(*cache.counters, size, gross, 0) ? Fast::raise : Fast::done;
-  }
-  BlockRef block;
+  if (!heap.stream.lock.enter(seat)) [[unlikely]]
+    return Fast::no;
   Bytes gross = 0;
-  if (!serve_shared(heap, size, origin, wait, &block, &gross)) return Fast::no;
-  *out = block;
+  const bool served = serve(heap, size, BlockRecord::pack_origin(0, flags, stack), out, &gross);
+  BiasedLock::leave(seat);
+  if (!served) [[unlikely]]
+    return Fast::no;
   return bank_->on_allocate(*cache.counters, size, gross, 0) ? Fast::raise : Fast::done;
 }
 
-template <bool wait, typename Name>
+template <typename Name>
 [[gnu::always_inline]] inline Core::Fast Core::fast_free(const Name& name, driver::StreamHandle stream) {
   ThreadCache& cache = thread_cache();
   if (!at_home(cache, stream)) [[unlikely]]
     return Fast::no;
   Heap& heap = *cache.heap;
   LockSeat& seat = *g_lock_seat;
-  if (heap.stream.lock.enter(seat)) [[likely]] {
-    Freed freed;
-    const bool done = take_back(name, heap, cache, &freed);
-    BiasedLock::leave(seat);
-    if (!done) [[unlikely]]
-      return Fast::no;
-    return bank_->on_free(*cache.counters, freed.size, freed.gross, 0) ? Fast::raise : Fast::done;
-  }
+  if (!heap.stream.lock.enter(seat)) [[unlikely]]
+    return Fast::no;
   Freed freed;
-  if (!take_back_shared(name, heap, wait, &freed)) return Fast::no;
+  const bool done = take_back(name, heap, cache, &freed);
+  BiasedLock::leave(seat);
+  if (!done) [[unlikely]]
+    return Fast::no;
   return bank_->on_free(*cache.counters, freed.size, freed.gross, 0) ? Fast::raise : Fast::done;
 }
 

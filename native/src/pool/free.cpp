@@ -19,13 +19,19 @@ constexpr std::uint32_t kFenceFrees = 64;
 
 }  // namespace
 
+template <typename Name>
+bool Core::lock_and_take_back(const Name& name, Heap& heap, Freed* freed) {
+  std::lock_guard lock(heap.stream.lock);
+  return take_back(name, heap, thread_cache(), freed);
+}
+
 Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
   if (driver::ending() != driver::Ending::no) return Errc::ok;
   Named named;
   Failure unnamed;
   const Errc stream = name_for_free(request, &named, &unnamed);
   // The usual case in one step; what it does not take is looked at in full, and with it what is wrong.
-  if (Freed freed; ordinary_ && named.heap() != nullptr && take_back_shared(address, *named.heap(), true, &freed)) {
+  if (Freed freed; ordinary_ && named.heap() != nullptr && lock_and_take_back(address, *named.heap(), &freed)) {
     freed_now(named, *named.heap(), freed, request);
     return Errc::ok;
   }
@@ -56,33 +62,11 @@ Errc Core::name_for_free(const FreeRequest& request, Named* out, Failure* failur
 }
 
 bool Core::try_free(const BlockRef& block, const FreeRequest& request) {
-  return request.stream.has_value() && finished(fast_free<false>(block, *request.stream));
+  return request.stream.has_value() && finished(fast_free(block, *request.stream));
 }
 
 bool Core::try_free(Address address, const FreeRequest& request) {
-  return request.stream.has_value() && finished(fast_free<false>(address, *request.stream));
-}
-
-namespace {
-
-bool lock_or_leave(std::unique_lock<BiasedLock>& lock, bool wait) {
-  if (wait)
-    lock.lock();
-  else if (!lock.try_lock())
-    return false;
-  return true;
-}
-
-}  // namespace
-
-bool Core::take_back_shared(Address address, Heap& heap, bool wait, Freed* freed) {
-  std::unique_lock lock(heap.stream.lock, std::defer_lock);
-  return lock_or_leave(lock, wait) && take_back(address, heap, thread_cache(), freed);
-}
-
-bool Core::take_back_shared(const BlockRef& ref, Heap& heap, bool wait, Freed* freed) {
-  std::unique_lock lock(heap.stream.lock, std::defer_lock);
-  return lock_or_leave(lock, wait) && take_back(ref, heap, thread_cache(), freed);
+  return request.stream.has_value() && finished(fast_free(address, *request.stream));
 }
 
 // From one state to another, once: of two racing callers one wins.
@@ -96,7 +80,7 @@ Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const Fre
   const bool explicit_free = named.heap() != nullptr;
   Heap& by = explicit_free ? *named.heap() : *record.home;
   Freed freed;
-  if (owner && ordinary_ && take_back_shared(block, by, true, &freed)) {  // the usual case, in one step
+  if (owner && ordinary_ && lock_and_take_back(block, by, &freed)) {  // the usual case, in one step
     freed_now(named, by, freed, request);
     return Errc::ok;
   }

@@ -102,8 +102,9 @@ struct alignas(128) Heap {
     slab->listed = false;
   }
   // A slot comes back, with the mark of the heap's own stream.
-  void push(Slab* slab, unsigned slot, order::Ticket ticket) {
-    slab->records[slot].ticket = ticket;
+  void push(Slab* slab, unsigned slot, order::Ticket ticket) { push(slab, slot, slab->records[slot], ticket); }
+  void push(Slab* slab, unsigned slot, BlockRecord& record, order::Ticket ticket) {
+    record.ticket = ticket;
     slab->stack.push(slot);
     if (!slab->listed) list(slab);
   }
