@@ -199,7 +199,7 @@ def test_a_pool_can_be_filled_up_to_its_limit(sc: Scene, kind: str) -> None:
 
 FIELDS = {
     "request", "alignment", "stream", "device", "pool", "kind", "limit", "reserved", "in_use", "pending", "cached",
-    "quarantined", "largest_free", "device_free", "device_total", "reason", "driver_error", "holders",
+    "quarantined", "largest_free", "device_free", "device_total", "reason", "driver_error", "holders", "sample_bytes",
 }  # fmt: skip
 
 
@@ -213,7 +213,11 @@ def assert_tells_all(error: sp.OutOfMemoryError, pool: sp.Pool, stream: Any, *, 
     for name in ("reserved", "in_use", "pending", "cached", "quarantined", "largest_free"):
         assert fields[name] == stats[name], name
     assert fields["stream"] == stream.id
-    assert sum(bytes_ for bytes_, _, _ in fields["holders"]) == stats.in_use
+    held = sum(bytes_ for bytes_, _, _ in fields["holders"])
+    if fields["sample_bytes"] == 0:
+        assert held == stats.in_use
+    elif fields["holders"]:
+        assert "estimated" in text
     for shown in (
         str(size),
         f"reason: {reason}",
@@ -588,3 +592,32 @@ def test_the_parts_add_up_to_reserved_after_every_step(kind: str, mode: str, ste
         pool.close()
         assert becomes(lambda: (pool.stats().reserved, pool.stats().in_use, pool.audit()), (0, 0, ""))
         assert sc.device.fault == ""
+
+
+def test_an_out_of_memory_error_in_production_names_the_lines_of_its_holders_from_samples() -> None:
+    with scene(memory=64 * MIB) as sc:
+        pool = sc.pool(mode="production", sample_bytes=16 * KIB)
+        s = sc.stream(pool)
+        held = [pool.allocate(40 * KIB, stream=s) for _ in range(500)]
+        with pytest.raises(sp.OutOfMemoryError) as caught:
+            pool.allocate(500 * MIB, stream=s)
+        fields = caught.value.fields
+        assert fields["sample_bytes"] == 16 * KIB
+        ((size, blocks, _),) = [h for h in fields["holders"] if h[0] > 10 * MIB]
+        assert size == pytest.approx(500 * 40 * KIB, rel=0.15)  # nearly each block of that size is a sample
+        assert blocks == pytest.approx(500, rel=0.15)
+        assert "estimated: one call stack in 16.00 KiB is kept" in str(caught.value)
+        assert f"{__file__}:" in str(caught.value), "the line that allocated"
+        del held
+
+
+def test_without_samples_an_untracked_pool_says_that_it_knows_no_call_site() -> None:
+    with scene(memory=64 * MIB) as sc:
+        pool = sc.pool(mode="off")
+        s = sc.stream(pool)
+        held = pool.allocate(MIB, stream=s)
+        with pytest.raises(sp.OutOfMemoryError) as caught:
+            pool.allocate(500 * MIB, stream=s)
+        assert [(size, stack) for size, _, stack in caught.value.fields["holders"]] == [(MIB, 0)]
+        assert "call site unknown" in str(caught.value)
+        held.close(s)

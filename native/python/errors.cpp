@@ -58,6 +58,8 @@ void raise(pool::Failure& failure) {
   const Classes& c = g_classes;
   switch (failure.code) {
     case Errc::out_of_memory: {
+      // Only here, with the GIL, can call sites be named.
+      if (failure.oom && !failure.oom->holders.empty()) failure.text = pool::describe(*failure.oom, site_of);
       const nb::object error = nb::steal(PyObject_CallFunction(c.out_of_memory, "s", failure.text.c_str()));
       if (!error.is_valid()) throw nb::python_error();
       nb::dict fields;
@@ -83,6 +85,7 @@ void raise(pool::Failure& failure) {
         nb::list holders;
         for (const pool::Holder& h : r.holders) holders.append(nb::make_tuple(h.bytes, h.blocks, h.stack));
         fields["holders"] = holders;
+        fields["sample_bytes"] = r.sample_bytes;
       }
       error.attr("fields") = fields;
       PyErr_SetObject(c.out_of_memory, error.ptr());

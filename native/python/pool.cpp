@@ -39,6 +39,8 @@ constexpr Builtin<nb::dict> kOptions{"options", "a dict of options"};
 constexpr Text kOptionName{"an option's name"};
 constexpr Text kOptionValue{"an option's value"};
 
+constexpr int kSampledDepth = 32;  // Python frames of a sampled allocation
+
 // on_fault=raise: at the pool's next call after a finding arrived, before that call does anything.
 void raise_found_faults(PyPool& self) {
   if (!self.core->options().raise_on_fault) return;
@@ -61,6 +63,12 @@ pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle st
   if (self.stack_depth != 0) request.stack = capture_stack(self.stack_depth);
   pool::BlockRef block;
   if (core.try_allocate(request, &block)) return block;
+  if (core.sample_is_due(size)) {
+    request.sample = pool::AllocRequest::Sample::yes;
+    request.stack = capture_stack(kSampledDepth);
+  } else {
+    request.sample = pool::AllocRequest::Sample::no;
+  }
   Failure failure;
   if (unlocked([&] { return core.allocate(request, &block, &failure); }) != Errc::ok) raise(failure);
   return block;

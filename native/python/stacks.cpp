@@ -80,6 +80,15 @@ debug::StackId capture_stack(int depth) noexcept {
   }
 }
 
+std::string site_of(debug::StackId stack) {
+  if (stack == 0 || stack > table().stacks.size()) return {};
+  const Frame& top = table().stacks[stack - 1].front();
+  const nb::handle code(reinterpret_cast<PyObject*>(top.code));
+  return nb::cast<std::string>(code.attr("co_filename")) + ":" +
+         std::to_string(PyCode_Addr2Line(top.code, top.instruction)) + " in " +
+         nb::cast<std::string>(code.attr("co_qualname"));
+}
+
 void bind_stacks(nb::module_& m) {
   m.def("capture_stack", [](Given<kDepth> depth) { return capture_stack(*depth); }, parameter<kDepth>() = 32);
   m.def(

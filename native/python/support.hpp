@@ -45,6 +45,8 @@ driver::EventHandle event_handle(nb::handle event);
 void bind_stacks(nb::module_& m);
 // Interns the Python frames of the calling thread, innermost first. Needs the GIL; never raises.
 debug::StackId capture_stack(int depth) noexcept;
+// "file:line in function" of its innermost frame, with the GIL; empty for none.
+std::string site_of(debug::StackId stack);
 
 // -- the rest: a file each -------------------------------------------------------------------------------------------
 void bind_buffer(nb::module_& m);

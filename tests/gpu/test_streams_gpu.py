@@ -152,3 +152,24 @@ def test_a_destroyed_streams_handle_names_a_new_stream(gpu: GpuScene) -> None:
     assert stream_of(block) == driver.stream_id(first) != identity
     assert not overlap(block.handle, 4096, pointer, 4096)
     block.close(first)
+
+
+def test_a_thread_without_a_current_context_names_a_raw_handle(gpu: GpuScene) -> None:
+    """The second call of a thread asks the driver without making our context current, which it must not need."""
+    pool = gpu.pool()
+    stream = gpu.raw_stream()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(8):
+                pool.free_raw(pool.allocate_raw(4096, stream=stream), stream=stream)
+        except BaseException as failure:  # carried to the test's thread
+            failures.append(failure)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert failures == []
+    assert pool.stats().stream_lookups >= 16
+    assert pool.stats().live_blocks == 0

@@ -99,7 +99,11 @@ bool BiasedLock::prepare() noexcept {
 void BiasedLock::lock_plain() noexcept {
   if (g_lock_seat == &g_no_seat && prepare()) sit_down();
   LockSeat& seat = *g_lock_seat;
-  for (SpinWait wait; !take();) wait();
+  if (!take()) {
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    for (SpinWait wait; !take();) wait(waiting_.load(std::memory_order_relaxed) - 1);
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+  }
   take_bias_away(seat);
   consider_bias(seat);
 }

@@ -8,7 +8,8 @@
 // often it was taken away: a lock that threads share soon stays a plain spin lock. After D. Dice, M. Moir, W. Scherer,
 // "Quickly reacquirable locks" (2003).
 //
-// Spins a little, then yields; never fair: a ticket lock stalls everybody behind a descheduled waiter. Guards a few
+// Spins, the less often the more threads wait, then yields; never fair: a ticket lock stalls everybody behind a
+// descheduled waiter, and hands the guarded cache lines around at each step. Guards a few
 // dozen instructions, never a driver call, a host allocation of unbounded size, a wait or a callback (R9). A thread is
 // inside at most one of these locks by bias; the second one it takes in the plain way.
 #pragma once
@@ -86,6 +87,7 @@ class BiasedLock {
 
   std::atomic<LockSeat*> owner_{nullptr};
   std::atomic<bool> taken_{false};
+  std::atomic<std::uint16_t> waiting_{0};  // threads
   // Under `taken_`.
   std::uint8_t lost_ = 0;     // how often the bias was taken away lately, up to a bound
   std::int64_t lost_at_ = 0;  // when that was last, in milliseconds

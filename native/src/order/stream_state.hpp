@@ -67,6 +67,13 @@ struct StreamState {
   std::atomic<bool> owed{false};  // a mark was put on this stream by a call that did not name it
   std::atomic<double> unfenced_since{0};
 
+  // Under `lock`: a free on this stream, which no fence covers yet. (A fence takes away what it covers without the
+  // lock: then they may count too many, and the next one comes early.)
+  void count_unfenced(Bytes bytes) {
+    unfenced_frees.store(unfenced_frees.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    unfenced_bytes.store(unfenced_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  }
+
   // Under `lock`.
   Ticket take_ticket() {
     const Ticket ticket = issued.load(std::memory_order_relaxed) + 1;

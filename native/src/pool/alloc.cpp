@@ -14,8 +14,12 @@ bool is_plain(const AllocRequest& request) {
   return request.alignment <= kMinAlignment && is_power_of_two(request.alignment) && request.tag.empty();
 }
 
+std::uint32_t flags_of(const AllocRequest& request) {
+  return (request.raw ? kRawBlock : 0u) | (request.sample == AllocRequest::Sample::yes ? kSampled : 0u);
+}
+
 std::uint64_t origin_of(const AllocRequest& request) {
-  return BlockRecord::pack_origin(0, request.raw ? kRawBlock : 0u, request.stack);
+  return BlockRecord::pack_origin(0, flags_of(request), request.stack);
 }
 
 }  // namespace
@@ -129,9 +133,12 @@ Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
   return Errc::ok;
 }
 
-Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure) {
+Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) {
   Errc errc = enter(failure);
   if (errc != Errc::ok) return errc;
+  AllocRequest request = given;
+  if (request.sample == AllocRequest::Sample::ask && sample_is_due(request.size))
+    request.sample = AllocRequest::Sample::yes;
   const bool simple = ordinary_ && is_plain(request);
   Need need;
   if (!simple) errc = plan(request, &need, failure);
@@ -184,6 +191,17 @@ Errc Core::allocate(const AllocRequest& request, BlockRef* out, Failure* failure
   return Errc::ok;
 }
 
+bool Core::sample_is_due(Bytes size) {
+  counters();  // makes the cache this pool's
+  ThreadCache& cache = thread_cache();
+  if (size < static_cast<Bytes>(cache.until_sample)) {
+    cache.until_sample -= static_cast<std::int64_t>(size);
+    return false;
+  }
+  cache.until_sample = sampler_.draw(&cache.random);
+  return sampler_.mean() != 0;
+}
+
 bool Core::try_allocate(const AllocRequest& request, BlockRef* out) {
   return is_plain(request) &&
          finished(fast_allocate(request.size, request.stream, request.raw ? kRawBlock : 0u, request.stack, out));
@@ -209,7 +227,7 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
     extra.freed_at = 0;
     extra.tag = request.tag;
   }
-  std::uint32_t flags = request.raw ? kRawBlock : 0u;
+  std::uint32_t flags = flags_of(request);
   if (slot && away) flags |= kAway;
   if (described || found.has_extra) flags |= kHasExtra;
   const std::uint64_t origin = BlockRecord::pack_origin(static_cast<std::uint32_t>(need.front), flags, request.stack);

@@ -82,9 +82,10 @@ observe::ThreadCounters& Core::counters() {
   if (cache.uid == door_.uid) return *cache.counters;
   if (g_thread_gone) {
     // Counters of their own for the last frees of a thread; nobody takes them over.
-    cache = ThreadCache{};
+    cache = ThreadCache{.random = cache.random};
     cache.uid = door_.uid;
     cache.counters = bank_->join();
+    cache.until_sample = sampler_.draw(&cache.random);
     return *cache.counters;
   }
   auto& entries = g_thread_banks.entries;
@@ -95,9 +96,10 @@ observe::ThreadCounters& Core::counters() {
     entries.push_back({door_.uid, bank_, bank_->join()});
     it = entries.end() - 1;
   }
-  cache = ThreadCache{};
+  cache = ThreadCache{.random = cache.random};
   cache.uid = door_.uid;
   cache.counters = it->counters;
+  cache.until_sample = sampler_.draw(&cache.random);  // as good as what was left: the distance has no memory
   return *it->counters;
 }
 
@@ -111,7 +113,8 @@ Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, 
       options_(options),
       streams_(*driver_, door_.epoch),
       events_(*driver_, &lost_),
-      fences_(events_) {
+      fences_(events_),
+      sampler_(options.sample_bytes) {
   door_.uid = g_next_uid.fetch_add(1);
   debug::Host& host = *this;
   ordinary_ = !options_.debug.enabled() && !options_.debug.track && !host_visible(kind_);

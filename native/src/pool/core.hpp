@@ -25,6 +25,7 @@
 #include "../debug/debugger.hpp"
 #include "../driver/driver.hpp"
 #include "../observe/counters.hpp"
+#include "../observe/sampler.hpp"
 #include "../order/fences.hpp"
 #include "../placement/page_map.hpp"
 #include "errors.hpp"
@@ -44,6 +45,9 @@ struct AllocRequest {
   bool stream_ordered = false;
   bool raw = false;  // nobody's object owns it
   debug::StackId stack = 0;
+  // Whether this allocation keeps its stack for many: what sample_is_due() said, if it was asked.
+  enum class Sample : std::uint8_t { ask, no, yes };
+  Sample sample = Sample::ask;
   std::string_view tag;
 };
 
@@ -132,6 +136,10 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   template <typename Name>
   Fast fast_free(const Name& name, driver::StreamHandle stream);
   void finish();
+  // Whether the next allocation of this thread is to keep its call stack, which the caller takes outside of all locks.
+  // Yes once for each time.
+  bool sample_is_due(Bytes size);
+  const observe::Sampler& sampler() const { return sampler_; }
   bool try_free(const BlockRef& block, const FreeRequest& request);
   bool try_free(Address address, const FreeRequest& request);
   // Implicit release: no lock that waits, no driver call, no allocation; any thread, any time. Twice is harmless.
@@ -395,6 +403,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   StreamTable streams_;
   DriverEvents events_;
   order::Fences fences_;
+  const observe::Sampler sampler_;
   std::shared_ptr<observe::CounterBank> bank_ = std::make_shared<observe::CounterBank>();
 
   SpinLock extent_lock_;

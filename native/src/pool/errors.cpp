@@ -59,7 +59,7 @@ std::string format_bytes(Bytes bytes) {
   return text;
 }
 
-std::string describe(const OomReport& r) {
+std::string describe(const OomReport& r, const std::function<std::string(debug::StackId)>& site) {
   const auto both = [](Bytes b) { return format_bytes(b) + " (" + std::to_string(b) + ")"; };
   std::string t = "out of memory: " + both(r.request) + " asked of pool '" + r.pool + "' (" + r.kind + " memory of " +
                   r.device + "), alignment " + std::to_string(r.alignment) + ", stream " + std::to_string(r.stream) +
@@ -81,10 +81,17 @@ std::string describe(const OomReport& r) {
                       : ", device memory unknown (the query failed too)";
   t += "\n";
   if (!r.holders.empty()) {
-    t += "  held by:\n";
-    for (const Holder& h : r.holders)
-      t += "    " + both(h.bytes) + " in " + std::to_string(h.blocks) + " blocks, call site " +
-           std::to_string(h.stack) + "\n";
+    t += "  held by";
+    if (r.sample_bytes != 0) t += " (estimated: one call stack in " + format_bytes(r.sample_bytes) + " is kept)";
+    t += ":\n";
+    for (const Holder& h : r.holders) {
+      const std::string where = site && h.stack != 0 ? site(h.stack) : std::string();
+      t += "    " + both(h.bytes) + " in " + std::to_string(h.blocks) + (h.blocks == 1 ? " block, " : " blocks, ") +
+           (!where.empty() ? where
+            : h.stack == 0 ? std::string("call site unknown")
+                           : "call site " + std::to_string(h.stack)) +
+           "\n";
+    }
   }
   t += "  try: ";
   switch (r.reason) {

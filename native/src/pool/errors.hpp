@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -32,6 +33,7 @@ std::string_view errc_word(Errc code);
 enum class OomReason : std::uint8_t { driver, limit, fragmentation, pending, capture };
 std::string_view oom_reason_word(OomReason reason);
 
+// What live blocks of one call site hold; where call stacks are sampled it is what the samples stand for.
 struct Holder {
   Bytes bytes = 0;
   std::uint64_t blocks = 0;
@@ -50,6 +52,7 @@ struct OomReport {
   OomReason reason = OomReason::driver;
   std::string driver_error;
   std::vector<Holder> holders;  // by bytes, largest first
+  Bytes sample_bytes = 0;       // they are estimates, from one sample in so many bytes; 0: they are exact
 };
 
 struct Failure {
@@ -71,6 +74,6 @@ Errc refuse_when_ending(Failure* failure);
 std::string hex(Address address);
 std::string format_bytes(Bytes bytes);
 // The text of an out-of-memory error; never truncated.
-std::string describe(const OomReport& report);
+std::string describe(const OomReport& report, const std::function<std::string(debug::StackId)>& site = {});
 
 }  // namespace streampool::pool

@@ -29,6 +29,11 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   return generation;
 }
 
+// A raw block that lies where it seems to and holds on to nothing.
+inline bool of_raw_block(const BlockRecord& record) {
+  return (record.layout() & ~(kSampled << BlockRecord::kFrontBits)) == kRawBlock << BlockRecord::kFrontBits;
+}
+
 // -- under the heap's lock
 
 [[gnu::always_inline]] inline bool Core::serve_slot(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out,
@@ -125,8 +130,7 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
       const std::uint64_t word = block.record.word.load(std::memory_order_acquire);
       if (BlockRecord::magic_of(word) != static_cast<std::uint32_t>(Magic::live) ||
           block.begin.load(std::memory_order_relaxed) != address ||
-          block.record.home.load(std::memory_order_relaxed) != &heap ||
-          block.record.layout() != kRawBlock << BlockRecord::kFrontBits) [[unlikely]]
+          block.record.home.load(std::memory_order_relaxed) != &heap || !of_raw_block(block.record)) [[unlikely]]
         return false;
       return put_quick(heap, block, word, freed);
     }
@@ -139,8 +143,7 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   // are live again.
   const std::uint64_t word = slot < slab->stack.slots ? record.word.load(std::memory_order_acquire) : 0;
   if (BlockRecord::magic_of(word) != static_cast<std::uint32_t>(Magic::live) || offset != slot * slab->slot_bytes ||
-      slab->heap.load(std::memory_order_relaxed) != &heap || record.layout() != kRawBlock << BlockRecord::kFrontBits)
-      [[unlikely]] {
+      slab->heap.load(std::memory_order_relaxed) != &heap || !of_raw_block(record)) [[unlikely]] {
     cache.slab = &g_no_slab;  // it may be what is left of a slab whose memory has gone elsewhere
     return false;
   }
@@ -153,7 +156,7 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   BlockRecord& record = *ref.record;
   const std::uint64_t word = record.word.load(std::memory_order_acquire);
   if (word != BlockRecord::pack(ref.generation, Magic::live) ||
-      (record.layout() | kRawBlock << BlockRecord::kFrontBits) != kRawBlock << BlockRecord::kFrontBits) [[unlikely]]
+      (record.layout() & ~((kRawBlock | kSampled) << BlockRecord::kFrontBits)) != 0) [[unlikely]]
     return false;
   const placement::PageMap::Entry container{record.container};
   if (container.tag() == placement::PageMap::Tag::large)
@@ -171,6 +174,8 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   ThreadCache& cache = thread_cache();
   if (!at_home(cache, stream)) [[unlikely]]
     return Fast::no;
+  if (static_cast<std::int64_t>(size) >= cache.until_sample) [[unlikely]]
+    return Fast::no;  // its call stack is due
   Heap& heap = *cache.heap;
   LockSeat& seat = *g_lock_seat;
   if (!heap.stream.lock.enter(seat)) [[unlikely]]
@@ -180,6 +185,7 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
   BiasedLock::leave(seat);
   if (!served) [[unlikely]]
     return Fast::no;
+  cache.until_sample -= static_cast<std::int64_t>(size);
   return bank_->on_allocate(*cache.counters, size, gross, 0) ? Fast::raise : Fast::done;
 }
 

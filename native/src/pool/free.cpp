@@ -22,7 +22,9 @@ constexpr std::uint32_t kFenceFrees = 64;
 template <typename Name>
 bool Core::lock_and_take_back(const Name& name, Heap& heap, Freed* freed) {
   std::lock_guard lock(heap.stream.lock);
-  return take_back(name, heap, thread_cache(), freed);
+  if (!take_back(name, heap, thread_cache(), freed)) return false;
+  if (!heap.stream.lasting) heap.stream.count_unfenced(freed->gross);
+  return true;
 }
 
 Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
@@ -95,6 +97,10 @@ Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const Fre
   count_free(record);
   finish_free(record, block.address, by, request.stack, &ticket);
   gate = {};
+  if (explicit_free && !by.stream.lasting) {
+    std::lock_guard lock(by.stream.lock);
+    by.stream.count_unfenced(gross);
+  }
   after_free(named, by, gross, ticket, request);
   return Errc::ok;
 }
@@ -300,10 +306,9 @@ void Core::note_unfenced(Named& named, Bytes bytes, Ticket ticket) {
     fences_.record(s, named.handle(), ticket);
     return;
   }
-  if (s.unfenced_frees.fetch_add(1, std::memory_order_relaxed) == 0)
-    s.unfenced_since.store(driver_->now(), std::memory_order_relaxed);
-  const std::uint64_t total = s.unfenced_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  if (total >= kFenceBytes || s.unfenced_frees.load(std::memory_order_relaxed) >= kFenceFrees)
+  const std::uint32_t frees = s.unfenced_frees.load(std::memory_order_relaxed);
+  if (frees <= 1) s.unfenced_since.store(driver_->now(), std::memory_order_relaxed);
+  if (frees >= kFenceFrees || s.unfenced_bytes.load(std::memory_order_relaxed) >= kFenceBytes)
     fences_.record(s, named.handle(), ticket);
 }
 

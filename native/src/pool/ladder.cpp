@@ -1,6 +1,7 @@
 // The slow path, rung by rung (R11). Every rung that may free memory ends in a new search; no lock is held in any wait
 // or callback; the pool's own limit and the driver's refusal take the same way.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core.hpp"
@@ -444,14 +445,21 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& r
     r.reason = OomReason::fragmentation;
   else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need)
     r.reason = streams_.capture_known() ? OomReason::capture : OomReason::pending;
-  std::map<debug::StackId, Holder> by_site;
+  struct Sum {
+    double bytes = 0, blocks = 0;
+  };
+  std::map<debug::StackId, Sum> by_site;
+  r.sample_bytes = sampler_.mean();
   for_each_live([&](BlockRecord& record) {
-    Holder& h = by_site[record.stack()];
-    h.stack = record.stack();
-    h.bytes += record.size;
-    ++h.blocks;
+    if (r.sample_bytes != 0 && (record.flags() & kSampled) == 0) return;
+    const double size = static_cast<double>(record.size), weight = sampler_.weight(record.size);
+    Sum& sum = by_site[record.stack()];
+    sum.bytes += weight;
+    sum.blocks += size > 0 ? weight / size : 1;
   });
-  for (const auto& [site, holder] : by_site) r.holders.push_back(holder);
+  for (const auto& [site, sum] : by_site)
+    r.holders.push_back(
+        {static_cast<Bytes>(std::llround(sum.bytes)), static_cast<std::uint64_t>(std::llround(sum.blocks)), site});
   constexpr std::size_t kTopHolders = 10;
   std::sort(r.holders.begin(), r.holders.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
   if (r.holders.size() > kTopHolders) r.holders.resize(kTopHolders);

@@ -31,6 +31,8 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"release_threshold", OptionType::size, "0", "",
      "idle bytes above this go back to the driver on the slow path, at check() and in waits; 0: keep all"},
     {"stack_depth", OptionType::integer, "0", "", "Python frames kept for each allocation; 0: none"},
+    {"sample_bytes", OptionType::size, "4194304", "",
+     "one allocation in so many bytes, on average, keeps its call stack, where stack_depth keeps none; 0: none"},
     {"track", OptionType::boolean, "false", "", "keep serial number, thread and time of each block"},
     {"guard_bytes", OptionType::size, "0", "", "known bytes before and after each block; 0: no guards", kMiB},
     {"fill", OptionType::boolean, "false", "", "free memory holds a pattern, which is verified"},
@@ -171,7 +173,7 @@ std::string_view option_type_word(OptionType type) {
 
 const std::map<std::string, OptionMap, std::less<>>& presets() {
   static const std::map<std::string, OptionMap, std::less<>> table = {
-      {"off", {}},
+      {"off", {{"sample_bytes", "0"}}},
       {"observe", {}},
       {"production", {}},
       {"debug",
@@ -303,6 +305,7 @@ bool to_options(const OptionMap& given, Options* out, std::string* error) {
   o.fence_age = seconds("fence_age");
   o.release_threshold = size("release_threshold");
   o.stack_depth = number("stack_depth");
+  o.sample_bytes = o.stack_depth == 0 ? size("sample_bytes") : 0;
   o.oom_retries = number("oom_retries");
   o.raise_on_fault = map["on_fault"] == "raise";
   o.debug.track = flag("track");

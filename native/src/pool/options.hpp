@@ -52,6 +52,7 @@ struct Options {
   double fence_age = 100e-6;    // seconds after which an unfenced free is fenced by the next call that names its stream
   Bytes release_threshold = 0;  // idle memory above this goes back at the pool's own trim points; 0: keep all
   int stack_depth = 0;          // Python frames kept per allocation; 0: none
+  Bytes sample_bytes = 0;       // one allocation in so many bytes keeps its call stack; 0: none
   int oom_retries = 3;          // of the user's out-of-memory callback
   bool raise_on_fault = false;
   debug::Options debug;

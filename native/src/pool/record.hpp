@@ -56,6 +56,7 @@ struct BlockExtra {
 
 // BlockRecord::flags
 inline constexpr std::uint32_t kRawBlock = 1;  // nobody's object owns it
+inline constexpr std::uint32_t kSampled = 8;   // keeps its call stack for many that do not
 inline constexpr std::uint32_t kAway = 2;      // a slot that lives on another stream than its slab's
 inline constexpr std::uint32_t kHasExtra = 4;  // something is written down in `extra` that a free must take
 
