@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from scene import scene
 
 import streampool as sp
 from streampool import streams
@@ -92,3 +93,49 @@ def test_an_allocation_that_names_no_stream_goes_to_the_current_one(pool: sp.Poo
     for buffer in (inside, outside, named):
         buffer.close()
     pool.close()
+
+
+def test_a_stream_object_that_was_used_last_is_still_asked_whether_it_is_closed() -> None:
+    with scene() as sc:
+        pool = sc.pool()
+        stream = sc.device.create_stream()
+        pool.register_stream(stream)
+        for _ in range(3):
+            pool.allocate(4096, stream=stream).close(stream)
+        pool.forget_stream(stream)
+        stream.close()
+        with pytest.raises(sp.StreamError, match="closed"):
+            pool.allocate(4096, stream=stream)
+
+
+def test_a_stream_object_that_answers_anew_each_time_is_asked_each_time() -> None:
+    class Current:
+        is_closed = False
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, now.handle)
+
+    with scene() as sc:
+        pool = sc.pool()
+        current = Current()
+        now = first = sc.stream(pool)
+        a = pool.allocate(4096, stream=current)
+        now = second = sc.stream(pool)
+        b = pool.allocate(4096, stream=current)
+        facts = {block["address"]: block["stream"] for block in pool.live_blocks()}
+        assert (facts[a.handle], facts[b.handle]) == (first.id, second.id)
+
+
+def test_a_new_stream_object_in_the_place_of_one_that_is_gone_is_another_stream() -> None:
+    with scene() as sc:
+        pool = sc.pool()
+        seen = set()
+        for _ in range(50):
+            stream = sc.device.create_stream()  # most often where the last one was
+            block = pool.allocate(4096, stream=stream)
+            (facts,) = pool.live_blocks()
+            assert facts["stream"] == stream.id
+            seen.add(stream.id)
+            block.close(stream)
+            del block, stream
+        assert len(seen) == 50

@@ -37,6 +37,48 @@ nb::object attribute(nb::handle object, PyObject* name) {
   return nb::steal(found);
 }
 
+// The stream object of the last call. Only objects of types that are known to keep their handle until they are closed,
+// and say so: cuda.core's and ours. Another object may give another handle each time that it is asked.
+struct LastStream {
+  PyObject* object = nullptr;  // borrowed: good as long as the reference to it is
+  PyObject* reference = nullptr;
+  driver::StreamHandle handle = 0;
+  long ordinal = -1;  // of its device; -1: not known
+};
+LastStream g_last;
+
+bool is_last(nb::handle stream) {
+  if (stream.ptr() != g_last.object) return false;
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* alive = nullptr;
+  const bool same = PyWeakref_GetRef(g_last.reference, &alive) == 1 && alive == stream.ptr();
+  Py_XDECREF(alive);
+  return same;
+#else
+  return PyWeakref_GetObject(g_last.reference) == stream.ptr();
+#endif
+}
+
+bool keeps_its_handle(PyTypeObject* type) {
+  static PyTypeObject *yes = nullptr, *no = nullptr;  // as asked last; never given back
+  if (type == yes || type == no) return type == yes;
+  const nb::handle object(reinterpret_cast<PyObject*>(type));
+  const std::string module = nb::cast<std::string>(object.attr("__module__"));
+  const bool keeps =
+      (module.rfind("cuda.core", 0) == 0 || module.rfind("streampool.", 0) == 0) && nb::hasattr(object, "is_closed");
+  Py_INCREF(type);
+  (keeps ? yes : no) = type;
+  return keeps;
+}
+
+void remember(nb::handle stream, driver::StreamHandle handle, long ordinal) {
+  if (!keeps_its_handle(Py_TYPE(stream.ptr()))) return;
+  PyObject* reference = PyWeakref_NewRef(stream.ptr(), nullptr);
+  if (reference == nullptr) return PyErr_Clear();
+  Py_XDECREF(g_last.reference);
+  g_last = {stream.ptr(), reference, handle, ordinal};
+}
+
 }  // namespace
 
 nb::object resolve_current(nb::object stream, const pool::Core& core) {
@@ -61,6 +103,8 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
   if (closed.is_valid() && closed.is(Py_True))
     raise_stream_error(std::string(verb) +
                        ": the stream object is closed; nothing was done. Use a live stream, or its replacement");
+  driver::Driver& d = const_cast<pool::Core&>(core).driver();
+  if (is_last(stream) && (other_devices || g_last.ordinal == d.ordinal())) return g_last.handle;
   nb::object protocol = attribute(stream, g_cuda_stream);
   if (!protocol.is_valid()) no_stream(stream);
   if (PyCallable_Check(protocol.ptr())) {
@@ -74,16 +118,15 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
   if (!PyTuple_Check(protocol.ptr()) || PyTuple_GET_SIZE(protocol.ptr()) != 2)
     refuse(PyExc_TypeError, "what __cuda_stream__() gives", "a version and a handle", protocol);
   const driver::StreamHandle handle = convert(nb::handle(PyTuple_GET_ITEM(protocol.ptr(), 1)), kStreamHandle);
-  if (!other_devices && handle > driver::kPerThreadStream) {
+  long ordinal = -1;
+  if (handle > driver::kPerThreadStream) {
     const nb::object device = attribute(stream, g_device);
     const nb::object id = device.is_valid() && !device.is_none() ? attribute(device, g_device_id) : nb::object();
-    if (id.is_valid() && PyLong_Check(id.ptr())) {
-      const long ordinal = PyLong_AsLong(id.ptr());
-      driver::Driver& d = const_cast<pool::Core&>(core).driver();
-      if (ordinal != d.ordinal())
-        raise_stream_error(std::string(verb) + ": the stream belongs to device " + std::to_string(ordinal) +
-                           ", the pool to " + std::string(d.name()));
-    }
+    if (id.is_valid() && PyLong_Check(id.ptr())) ordinal = PyLong_AsLong(id.ptr());
+    if (!other_devices && ordinal != -1 && ordinal != d.ordinal())
+      raise_stream_error(std::string(verb) + ": the stream belongs to device " + std::to_string(ordinal) +
+                         ", the pool to " + std::string(d.name()));
+    remember(stream, handle, ordinal);
   }
   return handle;
 }
