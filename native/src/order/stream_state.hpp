@@ -50,9 +50,11 @@ struct StreamState {
   std::atomic<Ticket> completed{0};
 
   std::atomic<std::uint64_t> id{0};  // the driver's: unique for ever
-  std::uintptr_t handle = 0;         // only meaningful when lasting
-  bool lasting = false;              // may be fenced by others, for polling (R6)
-  bool legacy = false;
+  // May be fenced by others, for polling (R6), through this handle. Written when streams are registered and forgotten:
+  // what is read outside the capture gate is a hint, and may be old by the time it is used.
+  std::atomic<std::uintptr_t> handle{0};  // only meaningful when lasting
+  std::atomic<bool> lasting{false};
+  std::atomic<bool> legacy{false};
   Events* events = nullptr;  // of the context it lives in, a peer's; null: the pool's own
 
   // Guards what follows; short, never held over a driver call.
