@@ -117,6 +117,24 @@ inline void publish_wait(StreamState& t, const Mark& mark) {
   t.fence_lock.unlock();
 }
 
+// The tickets that are found complete together with this one, as far as is known: no fence lies between them. Memory
+// that merges across a fence would wait for work that was queued after its own.
+inline std::pair<Ticket, Ticket> together(StreamState& s, Ticket ticket) {
+  const Ticket fenced = s.fenced.load(std::memory_order_acquire);
+  if (ticket > fenced) return {fenced + 1, ~Ticket{0}};
+  Ticket first = s.completed.load(std::memory_order_acquire) + 1, last = fenced;
+  s.fence_lock.lock();
+  for (const Fence& fence : s.fences) {
+    if (fence.covers >= ticket) {
+      last = std::min(last, fence.covers);
+      break;
+    }
+    first = std::max(first, fence.covers + 1);
+  }
+  s.fence_lock.unlock();
+  return {first, last};
+}
+
 #ifdef STREAMPOOL_TEST_SWITCHES
 // A switch of the test build: breaks the rule, so that a test can show that the tests would notice.
 bool broken();
