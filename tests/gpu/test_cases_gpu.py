@@ -23,7 +23,8 @@ def test_case_54_a_source_that_was_dropped_is_held_for_the_copy_until_that_is_do
     s, home = gpu.stream(pool), gpu.stream(pool)
     device_pool.register_stream(s)
     target = device_pool.allocate(size, stream=s)
-    source = pool.allocate(size, stream=s if held_by == "its own stream" else home)
+    receiver = s if held_by == "its own stream" else home
+    source = pool.allocate(size, stream=receiver)
     memoryview(source)[:] = pattern(size, 7)
     place = source.handle
     gpu.gate(s)
@@ -34,7 +35,7 @@ def test_case_54_a_source_that_was_dropped_is_held_for_the_copy_until_that_is_do
         source.record_event(s.record())
     del source
     gc.collect()
-    others, error = fill_up(pool, size, home)
+    others, error = fill_up(pool, size, receiver)
     assert error.fields["reason"] == "pending"
     for other in others:
         memoryview(other)[:] = pattern(size, 200)
@@ -42,7 +43,7 @@ def test_case_54_a_source_that_was_dropped_is_held_for_the_copy_until_that_is_do
     gpu.assert_held()
     gpu.open()
     assert gpu.read(target) == pattern(size, 7)
-    again = pool.allocate(size, stream=home)
+    again = pool.allocate(size, stream=receiver)
     assert again.handle == place, "now it is there"
 
 
