@@ -22,6 +22,7 @@ class Held:
     sc: Scene
     pool: sp.Pool
     stream: Any
+    elsewhere: Any  # a stream with memory of its own
     buffers: list[sp.Buffer]
     pointers: list[int]
 
@@ -29,10 +30,11 @@ class Held:
 @pytest.fixture(params=["production", "debug"])
 def held(request: pytest.FixtureRequest) -> Iterator[Held]:
     with scene(seed=None) as sc:
-        pool = sc.pool(mode=request.param, name="whose lock is held")
-        stream = sc.stream(pool)
+        pool = sc.pool(mode=request.param, name="whose lock is held", quarantine_bytes=0)
+        stream, elsewhere = sc.stream(pool), sc.stream(pool)
+        pool.allocate(4 * KIB, stream=elsewhere).close(elsewhere)
         buffers = [pool.allocate(4 * KIB, stream=stream) for _ in range(3)]
-        yield Held(sc, pool, stream, buffers, [pool.allocate_raw(4 * KIB, stream=stream) for _ in range(3)])
+        yield Held(sc, pool, stream, elsewhere, buffers, [pool.allocate_raw(4 * KIB, stream=stream) for _ in range(3)])
         buffers.clear()
 
 
@@ -81,7 +83,7 @@ def test_a_thread_that_waits_for_a_lock_of_the_pool_lets_the_others_run(held: He
 NOT_WAITING: dict[str, Callable[[Held], object]] = {
     "drop a buffer": lambda h: h.buffers.pop(),
     "close without a stream": lambda h: h.buffers.pop().close(),
-    "allocate elsewhere": lambda h: h.pool.allocate_raw(4 * KIB, stream=h.sc.stream()),
+    "allocate elsewhere": lambda h: h.pointers.append(h.pool.allocate_raw(4 * KIB, stream=h.elsewhere)),
     "ask what a block is": lambda h: h.buffers[0].facts(),
 }
 

@@ -17,6 +17,7 @@
 
 #include "base/biased_lock.hpp"
 #include "pool/core.hpp"
+#include "pool/thread_cache.hpp"
 
 namespace streampool::testing {
 
@@ -68,7 +69,11 @@ class LockHolder {
   // Only what a signal's handler may do.
   static void on_signal(int) {
     LockHolder* self = current_.load();
-    if (self == nullptr || self->inside_.load() || g_lock_seat->inside.load() == nullptr) return;
+    if (self == nullptr || self->inside_.load()) return;
+    const pool::ThreadCache& cache = pool::thread_cache();
+    const bool here = cache.handle == self->stream_ && cache.heap != nullptr &&
+                      g_lock_seat->inside.load() == &cache.heap->stream.lock;
+    if (!here) return;  // in no lock, or in another stream's
     self->inside_.store(true);
     timespec begin{}, now{};
     clock_gettime(CLOCK_MONOTONIC, &begin);
