@@ -220,7 +220,7 @@ void bind_pool(nb::module_& m) {
       .def("reset_peaks",
            [](PyPool& p) {
              must_not_be_forked();
-             p.core->reset_peaks();
+             unlocked([&] { p.core->reset_peaks(); });
            })
       .def(
           "check",
@@ -243,7 +243,8 @@ void bind_pool(nb::module_& m) {
            [](PyPool& p) {
              must_not_be_forked();
              nb::list out;
-             for (const debug::Fault& fault : p.core->take_faults()) out.append(fault_dict(fault));
+             for (const debug::Fault& fault : unlocked([&] { return p.core->take_faults(); }))
+               out.append(fault_dict(fault));
              return out;
            })
       .def("live_blocks",
@@ -260,7 +261,7 @@ void bind_pool(nb::module_& m) {
       .def("debug_totals",
            [](PyPool& p) {
              must_not_be_forked();
-             return totals_dict(p.core->debug_totals());
+             return totals_dict(unlocked([&] { return p.core->debug_totals(); }));
            })
       .def(
           "audit",

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "lock_holder.hpp"
 #include "test.hpp"
 
 namespace nb = nanobind;
@@ -43,5 +44,11 @@ nb::object run_test(const std::string& name) {
 
 NB_MODULE(_native_tests, module) {
   module.def("list", &list_tests, "(file, name) of every native test.");
+  using streampool::testing::LockHolder;
+  nb::class_<LockHolder>(module, "LockHolder", "A thread that stays inside the lock of a pool's stream.")
+      .def(nb::init<const std::string&, std::uintptr_t>(), nb::arg("pool"), nb::arg("stream"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("release", &LockHolder::release, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("timed_out", &LockHolder::timed_out);
   module.def("run", &run_test, nb::arg("name"), "Run one native test; what failed as text, or None.");
 }

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from gpu import driver
 
-__all__ = ["LONGEST", "Gate"]
+__all__ = ["LONGEST", "Gate", "line"]
 
 LONGEST = 20.0  # seconds
 _PAGE = 64 * 1024
@@ -47,15 +47,20 @@ def prepare() -> None:
         _words = _Words()
 
 
+def line() -> tuple[int, int]:
+    """Give the host's and the device's address of a cache line of words, which somebody had before."""
+    prepare()
+    assert _words is not None
+    offset = 64 * next(_words.numbers)
+    return _words.host + offset, _words.device + offset
+
+
 class Gate:
     """Holds streams back until it is opened. As a context manager it opens on exit."""
 
     def __init__(self, *streams: Any) -> None:
-        prepare()
-        assert _words is not None
-        offset = 64 * next(_words.numbers)
-        self._word = ctypes.c_uint32.from_address(_words.host + offset)
-        self._address = _words.device + offset
+        host, self._address = line()
+        self._word = ctypes.c_uint32.from_address(host)
         self._word.value = _SHUT
         self.timed_out = False
         self._timer = threading.Timer(LONGEST, self._give_up)

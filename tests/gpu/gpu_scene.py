@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 from collections.abc import Callable
@@ -113,6 +114,10 @@ class GpuScene:
         self.device.sync()
         for pool in self.pools:
             pool.close()
+            # Blocks may outlive the test, in the traceback of an error that it caught; its streams do not.
+            for stream in self.streams:
+                with contextlib.suppress(sp.StreamError):
+                    pool.forget_stream(stream)
         for stream in self.streams:
             stream.close()
         for handle in self.handles:

@@ -38,6 +38,17 @@ extern "C" __global__ void count_wrong(const byte* at, number size, number seed,
     found += ((const volatile byte*)at)[i] != (byte)(i * 31 + seed);
   if (found) atomicAdd(wrong, found);
 }
+
+// Runs until words[0] is not 0, or for so long. words[1]: 1 while it runs, then 2 when it was told to end, 3 when not.
+extern "C" __global__ void run_until_told(volatile unsigned* words, number nanoseconds) {
+  number begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  words[1] = 1;
+  __threadfence_system();
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  while (words[0] == 0 && now - begin < nanoseconds);
+  words[1] = words[0] ? 2 : 3;
+}
 """
 _THREADS = 256
 
@@ -60,6 +71,7 @@ class Kernels:
         self._write_pattern = compiled.get_kernel("write_pattern")
         self._copy_bytes = compiled.get_kernel("copy_bytes")
         self._count_wrong = compiled.get_kernel("count_wrong")
+        self._run_until_told = compiled.get_kernel("run_until_told")
         stream = device.create_stream()
         scratch = device.allocate(512, stream=stream)
         at = int(scratch.handle)
@@ -72,6 +84,7 @@ class Kernels:
             self.write_byte(stream, at + where, 0)
         self.count_wrong(stream, at + 256, 256, 0, at, 0)
         self.count_wrong(stream, at + 256, 256, 1, at, 0)
+        self.run_until_told(stream, at + 256, 0)
         stream.sync()
         assert int.from_bytes(self.read(at, 8), "little") == 256
         scratch.close(stream)
@@ -95,6 +108,10 @@ class Kernels:
         self._launch(
             stream, min(8, self._blocks(size)), _THREADS, self._count_wrong, address, size, seed, wrong, nanoseconds
         )
+
+    def run_until_told(self, stream: Any, words: int, nanoseconds: int) -> None:
+        """Queue a kernel of one thread that runs until the word at `words` is not 0 (`gpu.running`)."""
+        self._launch(stream, 1, 1, self._run_until_told, words, nanoseconds)
 
     @staticmethod
     def read(address: int, size: int) -> bytes:

@@ -50,9 +50,11 @@ struct StreamState {
   std::atomic<Ticket> completed{0};
 
   std::atomic<std::uint64_t> id{0};  // the driver's: unique for ever
-  std::uintptr_t handle = 0;         // only meaningful when lasting
-  bool lasting = false;              // may be fenced by others, for polling (R6)
-  bool legacy = false;
+  // May be fenced by others, for polling (R6), through this handle. Written when streams are registered and forgotten:
+  // what is read outside the capture gate is a hint, and may be old by the time it is used.
+  std::atomic<std::uintptr_t> handle{0};  // only meaningful when lasting
+  std::atomic<bool> lasting{false};
+  std::atomic<bool> legacy{false};
   Events* events = nullptr;  // of the context it lives in, a peer's; null: the pool's own
 
   // Guards what follows; short, never held over a driver call.
@@ -113,6 +115,24 @@ inline void publish_wait(StreamState& t, const Mark& mark) {
     }
   if (!found) t.waited.push_back(mark);
   t.fence_lock.unlock();
+}
+
+// The tickets that are found complete together with this one, as far as is known: no fence lies between them. Memory
+// that merges across a fence would wait for work that was queued after its own.
+inline std::pair<Ticket, Ticket> together(StreamState& s, Ticket ticket) {
+  const Ticket fenced = s.fenced.load(std::memory_order_acquire);
+  if (ticket > fenced) return {fenced + 1, ~Ticket{0}};
+  Ticket first = s.completed.load(std::memory_order_acquire) + 1, last = fenced;
+  s.fence_lock.lock();
+  for (const Fence& fence : s.fences) {
+    if (fence.covers >= ticket) {
+      last = std::min(last, fence.covers);
+      break;
+    }
+    first = std::max(first, fence.covers + 1);
+  }
+  s.fence_lock.unlock();
+  return {first, last};
 }
 
 #ifdef STREAMPOOL_TEST_SWITCHES

@@ -161,16 +161,17 @@ Extent* ExtentMap::absorb_next(Extent* extent) {
   return extent;
 }
 
-Extent* ExtentMap::put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp) {
+Extent* ExtentMap::put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp, Alike alike) {
   extent->state = state;
   extent->note = nullptr;
+  const auto joins = [&](const Extent* e) { return e != nullptr && e->index == &index && alike.has(e->stamp); };
   if (index.merges()) {
-    if (extent->next != nullptr && extent->next->index == &index) {
+    if (joins(extent->next)) {
       stamp = std::max(stamp, extent->next->stamp);
       unlink_index(extent->next);
       absorb_next(extent);
     }
-    if (extent->prev != nullptr && extent->prev->index == &index) {
+    if (joins(extent->prev)) {
       extent = extent->prev;
       stamp = std::max(stamp, extent->stamp);
       unlink_index(extent);
@@ -181,11 +182,11 @@ Extent* ExtentMap::put(Extent* extent, ExtentState state, FreeIndex& index, std:
   return extent;
 }
 
-Extent* ExtentMap::put_free(Extent* extent, FreeIndex& index, std::uint64_t stamp) {
-  return put(extent, ExtentState::free, index, stamp);
+Extent* ExtentMap::put_free(Extent* extent, FreeIndex& index, std::uint64_t stamp, Alike alike) {
+  return put(extent, ExtentState::free, index, stamp, alike);
 }
 
-Extent* ExtentMap::put_unmapped(Extent* extent) { return put(extent, ExtentState::unmapped, unmapped_, 0); }
+Extent* ExtentMap::put_unmapped(Extent* extent) { return put(extent, ExtentState::unmapped, unmapped_, 0, {}); }
 
 void ExtentMap::hold(Extent* extent) {
   unlink_index(extent);
@@ -218,8 +219,9 @@ std::string ExtentMap::validate() const {
         return "unmapped extents have an index of their own";
       if (e->index != nullptr && e->index->by_size_.count({e->size, e->begin, nullptr}) == 0)
         return "a free extent stands in its index under its size";
-      if (prev != nullptr && prev->index != nullptr && prev->index == e->index && e->index->merges())
-        return "neighbours of one index are one";
+      if (prev != nullptr && prev->index != nullptr && prev->index == e->index && prev->stamp == e->stamp &&
+          e->index->merges())
+        return "neighbours of one index and stamp are one";
       at += e->size;
     }
     if (at != range->end()) return "extents reach the end of their range";

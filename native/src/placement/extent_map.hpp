@@ -2,8 +2,8 @@
 // streams. What makes two free extents alike is the FreeIndex they stand in; the caller decides which index that is.
 //
 // Invariants (validate()): the extents of a range cover it without gap or overlap; a free or unmapped extent stands in
-// exactly one index; two neighbouring extents stand in different indexes or in one that does not merge; `free_bytes` of
-// an index is the sum of its extents.
+// exactly one index; two neighbouring extents stand in different indexes, in one that does not merge, or have different
+// stamps; `free_bytes` of an index is the sum of its extents.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ struct Extent {
   Range* range = nullptr;
   Extent* prev = nullptr;  // by address, within the range
   Extent* next = nullptr;
-  // Free and unmapped extents only. `stamp` grows when extents merge: the latest mark counts for all. `note` is the
-  // caller's.
+  // Free and unmapped extents only. `stamp` grows when extents merge: the latest mark counts for all; the caller says
+  // between which stamps that costs nobody anything. `note` is the caller's.
   FreeIndex* index = nullptr;
   std::uint64_t stamp = 0;
   void* note = nullptr;
@@ -57,6 +57,13 @@ struct Extent {
   ExtentTree::node_type node;  // outside of one: what it stands in there is kept, so that no host memory comes and goes
 
   Address end() const { return begin + size; }
+};
+
+// Stamps whose extents may merge.
+struct Alike {
+  std::uint64_t first = 0;
+  std::uint64_t last = ~std::uint64_t{0};
+  bool has(std::uint64_t stamp) const { return first <= stamp && stamp <= last; }
 };
 
 // A reservation of addresses (or one piece of driver memory). The extents cover it.
@@ -112,8 +119,8 @@ class ExtentMap {
   // Cuts [begin, begin + size) out of an extent and returns it as an extent of its own in state `state`; what is left
   // on either side keeps state, index and stamp.
   Extent* carve(Extent* from, Address begin, Bytes size, ExtentState state);
-  // Makes an extent that is taken or busy free, and merges it with free neighbours of the same index.
-  Extent* put_free(Extent* extent, FreeIndex& index, std::uint64_t stamp);
+  // Makes an extent that is taken or busy free, and merges it with free neighbours of the same index and alike stamps.
+  Extent* put_free(Extent* extent, FreeIndex& index, std::uint64_t stamp, Alike alike = {});
   // The same for address space without memory.
   Extent* put_unmapped(Extent* extent);
   const FreeIndex& unmapped() const { return unmapped_; }
@@ -136,7 +143,7 @@ class ExtentMap {
   Extent* make();
   Extent* make_beside(const Extent& from);
   void drop(Extent* extent);
-  Extent* put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp);
+  Extent* put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp, Alike alike);
   void link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after);
   void link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp);
   void unlink_index(Extent* extent);

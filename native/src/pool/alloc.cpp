@@ -129,7 +129,7 @@ Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
   }
   fence_owed(*out);
   // Streams that come and go leave their entries behind until somebody looks.
-  if (streams_.known() >= sweep_at_.load(std::memory_order_relaxed)) sweep_streams();
+  if (sweep_is_due()) sweep_streams();
   return Errc::ok;
 }
 

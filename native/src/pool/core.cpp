@@ -237,8 +237,11 @@ Errc Core::register_stream(driver::StreamHandle stream, Failure* failure) {
   if (errc != Errc::ok) return errc;
   Named named;
   errc = streams_.register_stream(stream, &named, failure);
-  if (errc == Errc::ok) fence_owed(named);
-  return errc;
+  if (errc != Errc::ok) return errc;
+  fence_owed(named);
+  // A program may register all its streams, and forget them.
+  if (sweep_is_due()) sweep_streams();
+  return Errc::ok;
 }
 
 Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {

@@ -263,6 +263,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void poll_all(bool fence_legacy);
   bool recover();
   void sweep_streams();
+  bool sweep_is_due() const { return streams_.known() >= sweep_at_.load(std::memory_order_relaxed); }
   bool collection_is_due() const;
   Bytes pending_bytes();
   bool find_again(Named& t, const Need& need, Path path, Found* found);

@@ -45,15 +45,16 @@ Extent* Core::grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* o
 }
 
 // Under the extent lock: neighbouring extents of T and of nobody, together large enough. They did not merge, so that
-// nobody's memory stays everybody's; T may use them as one.
+// nobody's memory stays everybody's, and T's older memory does not wait for its newer; T may use them as one.
 Extent* Core::grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* own) {
-  if (strict || t.extents.empty() || common_.empty()) return nullptr;
+  if (strict || t.extents.empty()) return nullptr;
   const auto usable = [&](const Extent* e) { return e != nullptr && (e->index == &t.extents || e->index == &common_); };
   Extent* best_first = nullptr;
   Bytes best_size = ~Bytes{0};
   t.extents.for_each([&](Extent* e) {
-    Extent* first = e;
-    while (usable(first->prev)) first = first->prev;
+    // Each run is looked at once, from its first extent of T.
+    Extent* first = usable(e->prev) ? e->prev : e;
+    if (first != e && (first->index == &t.extents || usable(first->prev))) return;
     Extent* last = e;
     while (usable(last->next)) last = last->next;
     if (first == last) return;

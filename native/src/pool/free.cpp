@@ -283,7 +283,9 @@ void Core::put_extent(Extent* extent, MarkSet marks) {
   if (marks.empty()) {
     extents_.put_free(extent, common_, 0);
   } else if (marks.size() == 1) {
-    extents_.put_free(extent, Heap::of(marks.begin()->stream)->extents, marks.begin()->ticket);
+    const order::Mark mark = *marks.begin();
+    const auto [first, last] = order::together(*mark.stream, mark.ticket);
+    extents_.put_free(extent, Heap::of(mark.stream)->extents, mark.ticket, {first, last});
   } else {
     extent = extents_.put_free(extent, mixed_, 0);
     extent->note = new MarkSet(std::move(marks));
