@@ -1,23 +1,37 @@
-// How the short locks wait: spin, then yield.
+// How the short locks wait: spin, then yield; and the clock they do it by.
 #pragma once
 
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace streampool {
 
+// Goes on with the processor's clock; where it has none that is cheap to read, in large steps.
+inline std::uint64_t processor_ticks() noexcept {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  std::uint64_t ticks = 0;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+  return ticks << 5;  // it counts at tens of megahertz
+#else
+  static std::atomic<std::uint64_t> calls{0};
+  return calls.fetch_add(1, std::memory_order_relaxed) << 13;
+#endif
+}
+
 // Lets about so many cycles of the processor pass, and a bit more or less, so that two who wait do not look together.
 inline void pause_for(std::uint32_t cycles) noexcept {
-#if defined(__x86_64__)
-  const std::uint64_t begin = __builtin_ia32_rdtsc();
+  const std::uint64_t begin = processor_ticks();
   cycles += static_cast<std::uint32_t>(begin) % (cycles / 2 + 1);
-  do __builtin_ia32_pause();
-  while (__builtin_ia32_rdtsc() - begin < cycles);
-#else
-  for (std::uint32_t i = 0; i < cycles / 4; ++i) asm volatile("" ::: "memory");
+  do {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
 #endif
+  } while (processor_ticks() - begin < cycles);
 }
 
 // One step of a wait each call.

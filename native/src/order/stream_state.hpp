@@ -68,6 +68,7 @@ struct StreamState {
   std::atomic<std::uint64_t> unfenced_bytes{0};
   std::atomic<bool> owed{false};  // a mark was put on this stream by a call that did not name it
   std::atomic<double> unfenced_since{0};
+  std::atomic<std::uint64_t> age_asked{0};  // processor ticks
 
   // Under `lock`: a free on this stream, which no fence covers yet. (A fence takes away what it covers without the
   // lock: then they may count too many, and the next one comes early.)

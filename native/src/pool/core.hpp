@@ -326,6 +326,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void retire_slab(Slab* slab);
   void note_unfenced(Named& named, Bytes bytes, order::Ticket ticket);
   void fence_owed(Named& named);
+  bool is_old(order::StreamState& s) const;
   void drain(bool may_let_go = true);
   Held take_held(BlockRecord& record);
   static void let_go_of(const Held& held);

@@ -48,6 +48,7 @@ Extent* Core::grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* o
 // nobody's memory stays everybody's, and T's older memory does not wait for its newer; T may use them as one.
 Extent* Core::grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* own) {
   if (strict || t.extents.empty()) return nullptr;
+  if (t.extents.free_bytes() + common_.free_bytes() < bytes) return nullptr;  // no need to look at each
   const auto usable = [&](const Extent* e) { return e != nullptr && (e->index == &t.extents || e->index == &common_); };
   Extent* best_first = nullptr;
   Bytes best_size = ~Bytes{0};

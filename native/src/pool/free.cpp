@@ -1,6 +1,7 @@
 // Freeing: the marks that a free puts on, and where the memory goes with them (docs/design.md, "The reuse rule").
 #include <algorithm>
 
+#include "../base/spin_wait.hpp"
 #include "fast.hpp"
 
 namespace streampool::pool {
@@ -318,10 +319,19 @@ void Core::note_unfenced(Named& named, Bytes bytes, Ticket ticket) {
 void Core::fence_owed(Named& named) {
   order::StreamState& s = named.stream();
   const bool owed = s.owed.load(std::memory_order_acquire);
-  if (!owed && s.unfenced_frees.load(std::memory_order_relaxed) == 0) return;
-  if (owed || s.unfenced_frees.load(std::memory_order_relaxed) >= kFenceFrees ||
-      driver_->now() - s.unfenced_since.load(std::memory_order_relaxed) >= options_.fence_age)
-    fences_.record(s, named.handle());
+  const std::uint32_t frees = s.unfenced_frees.load(std::memory_order_relaxed);
+  if (!owed && frees == 0) return;
+  if (owed || frees >= kFenceFrees || is_old(s)) fences_.record(s, named.handle());
+}
+
+// Whether the oldest free that no fence covers has come of age. Asking the clock costs as much as all else here, so
+// calls within a microsecond or so share an answer; simulated time may have gone on meanwhile.
+bool Core::is_old(order::StreamState& s) const {
+  constexpr std::uint64_t kSameMoment = 4096;  // ticks of the processor
+  const std::uint64_t ticks = processor_ticks();
+  if (ticks - s.age_asked.load(std::memory_order_relaxed) < kSameMoment && !driver_->simulated()) return false;
+  s.age_asked.store(ticks, std::memory_order_relaxed);
+  return driver_->now() - s.unfenced_since.load(std::memory_order_relaxed) >= options_.fence_age;
 }
 
 // -- implicit release
