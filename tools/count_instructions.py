@@ -4,8 +4,7 @@
     python tools/count_instructions.py --json > benchmarks/results/NAME.json
 
 Each pattern runs twice with a different number of operations: the difference has no start-up in it. Needs valgrind, and
-the installed streampool. Under valgrind the kernel's membarrier is missing where valgrind does not know it; the pool
-then takes plain spin locks, and the result says so.
+the installed streampool.
 """
 
 from __future__ import annotations
