@@ -45,8 +45,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     device = sp.Device(arguments.device)
-    with sp.Pool(device) as pool:
-        facts = {**machine.facts(pool.driver, str(device.name)), "packages": machine.versions()}
+    facts = {**machine.facts(device), "packages": machine.versions()}
     rows, bad = [], []
     for path in sorted(TRACES.glob("*.csv.gz")):
         trace = sp.traces.read_trace(path)

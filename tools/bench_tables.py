@@ -5,7 +5,7 @@
 
 A table stands between `<!-- table: FILE PART -->` and `<!-- end of table -->`. FILE is a result; PART is what to show:
 a kind of `streampool bench`, `budgets`, `machine`, `headline`; `program` of the program pairs, `traces` of
-gpu_traces.py, `instructions` of count_instructions.py. Needs the installed streampool.
+gpu_traces.py, `overlap` of overlap.py, `instructions` of count_instructions.py. Needs the installed streampool.
 """
 
 from __future__ import annotations
@@ -105,6 +105,18 @@ def _traces(result: _Result) -> str:
     return tables.markdown(table)
 
 
+def _overlap(result: _Result) -> str:
+    table = tables.Table(
+        "Two overlapped streams: microseconds a step",
+        ["host threads, kernel, beside", "shared / separate", "one shared pool", "a pool each", "all in one stream"],
+    )
+    for run in result["results"]:
+        what = f"{run['threads']}, {run['kernel_us']} µs, {run['beside']}"
+        times = (run[f"{name}_us_per_step"] for name in ("shared", "separate", "one_stream"))
+        table.rows.append([what, f"{run['ratio']:.3f}", *map(tables.number, times)])
+    return tables.markdown(table)
+
+
 def _instructions(result: _Result) -> str:
     made = []
     for pattern in result["patterns"]:
@@ -129,6 +141,7 @@ _PARTS: dict[str, Callable[[_Result], str]] = {
     "headline": _headline,
     "program": _program,
     "traces": _traces,
+    "overlap": _overlap,
     "instructions": _instructions,
 }
 

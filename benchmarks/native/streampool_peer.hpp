@@ -33,6 +33,7 @@ class StreampoolPeer {
   void restart() {
     settle();
     forget();
+    settle();  // what forgetting recorded is done too: a pool with pending work would keep its memory
     pool_.reset();
     open();
   }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from streampool import _core
+from streampool.device import driver_of
 
 __all__ = ["commit", "date", "facts", "processor", "version_of", "versions"]
 
@@ -88,12 +89,13 @@ def processor() -> str:
     return found[1] if found else platform.machine()
 
 
-def facts(driver: _core.Driver, gpu: str = "") -> dict[str, Any]:
-    """Give what is worth knowing of the machine, as plain data."""
+def facts(device: Any) -> dict[str, Any]:
+    """Give what is worth knowing of the machine that a device is in, as plain data."""
+    driver = driver_of(device)
     _, total = driver.memory_info()
     return {
         "device": driver.name,
-        "gpu": gpu,
+        "gpu": "" if driver.simulated else str(device.name),
         "memory_bytes": total,
         "driver": driver.version,
         "processor": processor(),

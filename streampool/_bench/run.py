@@ -117,7 +117,7 @@ def run(
         "command": shlex.join(["streampool", "bench", *arguments]),
         "date": machine.date(),
         "commit": machine.commit(),
-        "machine": machine.facts(driver, "" if driver.simulated else str(device.name)),
+        "machine": machine.facts(device),
         "versions": machine.versions(),
         "kinds": list(wanted.kinds),
         "settings": {
