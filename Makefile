@@ -35,6 +35,7 @@ BUILT := $(VENV)/.built
 INSTALL := install --force-reinstall
 endif
 LINT := $(dir $(TOOLS)).lint
+BENCH := build/bench/.built
 CMAKE := $(PY) -m cmake
 CLANG_FORMAT := $(if $(strip $(VENV)),$(BIN)/)clang-format
 NINJA := $(if $(strip $(VENV)),-DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)")
@@ -42,14 +43,15 @@ CPP_FILES := git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h'
 comma := ,
 
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
-  $(shell find native streampool examples -type f -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
+  $(shell find native streampool examples benchmarks/native -type f -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 
 # Prints requirements that stand in pyproject.toml, so that they stand only there.
 REQUIREMENTS := import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); j = p["project"]; \
   print(*(r for k in sys.argv[1:] for r in (p["build-system"]["requires"] + ["cmake>=3.24", "ninja>=1.11"] if k == "build" \
     else j["dependencies"] if k == "run" else j["optional-dependencies"][k])), sep="\n")
 
-.PHONY: help demo test test-slow test-gpu wheel lint format sanitize asan tsan bench clean build
+.PHONY: help demo test test-slow test-gpu wheel lint format sanitize asan tsan bench bench-build bench-pairs tables \
+  clean build
 
 help:  ## what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -95,10 +97,18 @@ asan tsan: $(TOOLS)
 	$(CMAKE) --build build/$@ -j $(JOBS)
 	.ci/run-sanitized build/$@/bin/native_tests
 
-bench: $(TOOLS)  ## native micro-benchmarks on the simulated device
-	$(CMAKE) -S . -B build/bench -G Ninja -DSTREAMPOOL_BUILD_PYTHON=OFF -DSTREAMPOOL_BUILD_BENCHMARKS=ON $(NINJA)
-	$(CMAKE) --build build/bench -j $(JOBS)
-	for program in $$(find build/bench/benchmarks -maxdepth 1 -type f -perm -u+x); do "$$program" $(ARGS); done
+bench: bench-build  ## allocators side by side (ARGS="pairs --device sim"): streampool bench, built as users get it
+	PYTHONPATH="build/bench$${PYTHONPATH:+:$$PYTHONPATH}" $(PY) -m streampool bench $(ARGS)
+
+bench-build: $(BENCH)
+
+bench-pairs: $(TOOLS)  ## the C++ program pairs alone, which needs no Python
+	$(CMAKE) -S . -B build/pairs -G Ninja -DSTREAMPOOL_BUILD_PYTHON=OFF -DSTREAMPOOL_BUILD_BENCHMARKS=ON $(NINJA)
+	$(CMAKE) --build build/pairs -j $(JOBS)
+	build/pairs/benchmarks/pairs $(ARGS)
+
+tables: bench-build  ## write the tables of benchmarks/README.md and README.md from benchmarks/results
+	PYTHONPATH="build/bench$${PYTHONPATH:+:$$PYTHONPATH}" $(PY) tools/bench_tables.py
 
 clean:  ## remove everything that was built, .venv too
 	rm -rf build dist reports .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -134,6 +144,12 @@ $(LINT): $(TOOLS)
 	$(PY) -m pip install -q -r $(VENV)/requirements-lint.txt
 	@touch $@
 endif
+
+# The package as users get it, without the tests' switches.
+$(BENCH): $(TOOLS) $(SOURCES)
+	$(PY) -m pip install --target build/bench --upgrade -q --no-build-isolation --no-deps \
+	  -C build-dir="build/users-{wheel_tag}" .
+	@touch $@
 
 # The package with its native tests.
 $(BUILT): $(TOOLS) $(SOURCES)

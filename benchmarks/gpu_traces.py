@@ -12,73 +12,19 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import importlib.metadata
 import json
-import os
-import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import streampool as sp
-from streampool import _core
+from streampool._bench import machine
 
 HERE = Path(__file__).resolve().parent
 TRACES = HERE.parent / "examples" / "traces"
 MODES = ("production", "debug")
 BAR = 1.3  # reserved / live in production mode
-PACKAGES = ("streampool", "cuda-core", "cuda-bindings", "numpy", "nanobind")
-
-
-def version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def commit() -> str | None:
-    """Give the commit of this tree, with a + where files differ from it."""
-    if given := os.environ.get("STREAMPOOL_COMMIT"):
-        return given
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(HERE), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    found = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-    return found[1] if found else platform.machine()
-
-
-def machine(device: Any) -> dict[str, Any]:
-    with sp.Pool(device) as pool:
-        driver = pool.driver
-        _, total = driver.memory_info()
-        return {
-            "device": driver.name,
-            "gpu": str(device.name),
-            "memory_bytes": total,
-            "driver": driver.version,
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "system": f"{platform.system()} {platform.release()}",
-            "python": platform.python_version(),
-            "compiler": _core.build_info(),
-            "packages": {name: version for name in PACKAGES if (version := version_of(name))},
-        }
 
 
 def row_of(result: sp.replay.ReplayResult) -> dict[str, Any]:
@@ -99,7 +45,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     device = sp.Device(arguments.device)
-    facts = machine(device)
+    facts = {**machine.facts(device), "packages": machine.versions()}
     rows, bad = [], []
     for path in sorted(TRACES.glob("*.csv.gz")):
         trace = sp.traces.read_trace(path)
@@ -124,8 +70,8 @@ def main() -> int:
     report = {
         "what": "replay of examples/traces: allocations and frees in a native loop, nothing queued between them",
         "command": f"python benchmarks/gpu_traces.py --device {arguments.device} --passes {arguments.passes}",
-        "date": now.isoformat(timespec="seconds"),
-        "commit": commit(),
+        "date": machine.date(),
+        "commit": machine.commit(),
         "machine": facts,
         "bar": {"production reserved / live": BAR},
         "problems": bad,

@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
-
-from gpu_traces import HERE, commit, machine
-
 import streampool as sp
+from streampool._bench import machine
+
+HERE = Path(__file__).resolve().parent
 
 BAR = 1.02  # shared / separate
 OVERLAP_BAR = 1.6  # the same work in one stream / in two: below it nothing was overlapped
@@ -202,7 +201,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     device = sp.Device(arguments.device)
-    facts = machine(device)
+    facts = {**machine.facts(device), "packages": machine.versions()}
     work = Work()
     rows, bad = [], []
     for beside in ("nothing", "growth"):
@@ -230,7 +229,7 @@ def main() -> int:
         "command": "python benchmarks/overlap.py"
         f" --device {arguments.device} --repetitions {arguments.repetitions} --steps {arguments.steps}",
         "date": now.isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": machine.commit(),
         "machine": facts,
         "bar": {"shared / separate": BAR, "one stream / shared, at least": OVERLAP_BAR},
         "problems": bad,

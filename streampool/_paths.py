@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__all__ = ["cmake_dir", "include_dir", "library_path", "without_core"]
+__all__ = ["bench_sources", "bench_worker_path", "cmake_dir", "include_dir", "library_path", "without_core"]
 
 _ROOT = Path(__file__).parent
 
@@ -40,3 +40,13 @@ def without_core() -> ImportError:
             "or another Python's. Install streampool with this Python"
         )
     return ImportError(said, name="streampool._core", path=str(_ROOT))
+
+
+def bench_worker_path() -> Path:
+    """Give the path of the program that measures allocators for ``streampool bench``."""
+    return _ROOT / "_bench_worker"
+
+
+def bench_sources() -> tuple[Path, ...]:
+    """Give where the sources of further such programs may be: in the package, and in the source tree that it is of."""
+    return _ROOT / "_bench_native", Path(__file__).resolve().parents[1] / "benchmarks" / "native"

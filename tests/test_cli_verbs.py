@@ -18,7 +18,7 @@ from streampool.cli import cli
 
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "examples" / "traces" / "multistream_pipeline.csv.gz"
-VERBS = ["run", "replay", "report", "doctor", "demo"]
+VERBS = ["run", "replay", "bench", "report", "doctor", "demo"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -56,6 +56,10 @@ def test_it_ships_the_extension_the_library_the_headers_and_the_cmake_package(wh
         "streampool/cmake/streampoolConfigVersion.cmake",
         "streampool/_core.pyi",
         "streampool/py.typed",
+        "streampool/_bench_worker",
+        "streampool/_bench_native/serve.hpp",
+        "streampool/_bench_native/peers/rmm.cpp",
+        "streampool/bench_schema.json",
     ):
         assert wanted in names
     assert any(name.startswith("streampool/_core.") and name.endswith(".so") for name in names)
@@ -119,6 +123,30 @@ def test_its_demo_runs_without_the_sources(clean_python: Path) -> None:
         cwd=clean_python.parent,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_benchmark_runs_without_sources_and_without_a_compiler(clean_python: Path) -> None:
+    done = subprocess.run(
+        [
+            clean_python.parent / "streampool",
+            "bench",
+            "pairs",
+            "--device",
+            "sim",
+            "--pairs",
+            "64",
+            "--repetitions",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=_bare_environment(clean_python.parents[1]),
+        cwd=clean_python.parent,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for peer in ("streampool", "glibc malloc"):
+        assert peer in done.stdout
 
 
 def test_importing_it_loads_no_driver_and_none_of_the_heavy_packages(clean_python: Path) -> None:

@@ -8,8 +8,6 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -21,16 +19,18 @@
 #include <thread>
 #include <vector>
 
+#include "json.hpp"
+#include "patterns.hpp"
 #include "pool/core.hpp"
+#include "threads.hpp"
 
 namespace {
 
+using bench::quoted;
 using streampool::pool::AllocRequest;
 using streampool::pool::BlockRef;
 using streampool::pool::Core;
 using streampool::pool::FreeRequest;
-
-constexpr std::size_t kWindow = 256;  // live blocks in the mixed pattern
 
 struct Arguments {
   std::string device = "sim:0", options = "mode=production";
@@ -46,49 +46,6 @@ struct Figure {
   double against = 0;              // median / glibc's median for the same pattern; 0: nothing to compare with
 };
 
-// Keeps the compiler from seeing that a pointer is not used.
-void keep(void* pointer) { asm volatile("" : : "r"(pointer) : "memory"); }
-
-double now_ns() {
-  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// The patterns: `alloc(size)` gives a pointer, `free(pointer)` takes it back. They return ns a pair.
-template <typename Alloc, typename Free>
-double pair_ns(std::size_t size, int pairs, const Alloc& alloc, const Free& free) {
-  const double start = now_ns();
-  for (int i = 0; i < pairs; ++i) {
-    void* const pointer = alloc(size);
-    keep(pointer);
-    free(pointer);
-  }
-  return (now_ns() - start) / pairs;
-}
-
-// 256 blocks live, sizes from 512 bytes to 1 MiB + 511: each step frees one and allocates one. The generator and the
-// sizes are those of the peers' measurements.
-template <typename Alloc, typename Free>
-double window_ns(unsigned seed, int pairs, const Alloc& alloc, const Free& free) {
-  std::vector<void*> live(kWindow, nullptr);
-  unsigned x = seed * 2654435761u + 1;
-  const double start = now_ns();
-  for (int i = 0; i < pairs; ++i) {
-    x ^= x << 13;
-    x ^= x >> 17;
-    x ^= x << 5;
-    void*& place = live[x % kWindow];
-    if (place != nullptr) free(place);
-    std::size_t size = std::size_t{512} << ((x >> 8) % 12);
-    size += (x >> 16) % 512;
-    place = alloc(size);
-    keep(place);
-  }
-  const double spent = (now_ns() - start) / pairs;
-  for (void* pointer : live)
-    if (pointer != nullptr) free(pointer);
-  return spent;
-}
-
 // Runs `once(repetition)` so often, the first time for nothing.
 template <typename Once>
 Figure repeat(const Arguments& arguments, std::string what, int threads, const Once& once) {
@@ -99,20 +56,10 @@ Figure repeat(const Arguments& arguments, std::string what, int threads, const O
   return {std::move(what), threads, times[times.size() / 2], times.front(), 0};
 }
 
-// The slowest of `threads` threads that start together; `body(thread)` gives its ns a pair.
+// The slowest of `threads` threads that start together; `body(thread)` gives what its loop took.
 template <typename Body>
-double slowest(int threads, const Body& body) {
-  std::vector<double> times(static_cast<std::size_t>(threads));
-  std::vector<std::thread> running;
-  std::atomic<int> ready{0};
-  for (int t = 0; t < threads; ++t)
-    running.emplace_back([&, t] {
-      ready.fetch_add(1);
-      while (ready.load() < threads) std::this_thread::yield();
-      times[static_cast<std::size_t>(t)] = body(t);
-    });
-  for (std::thread& thread : running) thread.join();
-  return *std::max_element(times.begin(), times.end());
+double slowest_of(int threads, const Body& body) {
+  return bench::slowest(bench::together(threads, [](int) {}, body));
 }
 
 struct Bench {
@@ -129,23 +76,26 @@ struct Bench {
   template <typename Alloc, typename Free>
   void three_patterns(const std::string& who, const Alloc& alloc, const Free& free) {
     const int pairs = arguments.pairs;
-    add(repeat(arguments, "4 KiB pair, " + who, 1, [&](int) { return pair_ns(4096, pairs, alloc, free); }), malloc_4k);
-    add(repeat(arguments, "1 MiB pair, " + who, 1, [&](int) { return pair_ns(1 << 20, pairs, alloc, free); }),
+    add(repeat(arguments, "4 KiB pair, " + who, 1, [&](int) { return bench::pair(4096, pairs, alloc, free).mean(); }),
+        malloc_4k);
+    add(repeat(arguments, "1 MiB pair, " + who, 1,
+               [&](int) { return bench::pair(1 << 20, pairs, alloc, free).mean(); }),
         malloc_1m);
     add(repeat(arguments, "256 live, random sizes, " + who, 1,
-               [&](int r) { return window_ns(static_cast<unsigned>(r) + 7, pairs, alloc, free); }),
+               [&](int r) { return bench::window(static_cast<unsigned>(r) + 7, pairs, alloc, free).mean(); }),
         malloc_window);
   }
   void glibc() {
     const int pairs = arguments.pairs;
     const auto alloc = [](std::size_t size) { return std::malloc(size); };
-    const auto free = [](void* pointer) { std::free(pointer); };
-    malloc_4k =
-        repeat(arguments, "4 KiB pair, glibc malloc", 1, [&](int) { return pair_ns(4096, pairs, alloc, free); });
-    malloc_1m =
-        repeat(arguments, "1 MiB pair, glibc malloc", 1, [&](int) { return pair_ns(1 << 20, pairs, alloc, free); });
-    malloc_window = repeat(arguments, "256 live, random sizes, glibc malloc", 1,
-                           [&](int r) { return window_ns(static_cast<unsigned>(r) + 7, pairs, alloc, free); });
+    const auto free = [](void* pointer, std::size_t) { std::free(pointer); };
+    malloc_4k = repeat(arguments, "4 KiB pair, glibc malloc", 1,
+                       [&](int) { return bench::pair(4096, pairs, alloc, free).mean(); });
+    malloc_1m = repeat(arguments, "1 MiB pair, glibc malloc", 1,
+                       [&](int) { return bench::pair(1 << 20, pairs, alloc, free).mean(); });
+    malloc_window = repeat(arguments, "256 live, random sizes, glibc malloc", 1, [&](int r) {
+      return bench::window(static_cast<unsigned>(r) + 7, pairs, alloc, free).mean();
+    });
     for (const Figure& figure : {malloc_4k, malloc_1m, malloc_window}) add(figure, figure);
   }
 
@@ -158,7 +108,7 @@ struct Bench {
           sp::check(sp_alloc(pool.get(), size, 0, stream, &out));
           return out;
         },
-        [&](void* pointer) { sp::check(sp_free(pool.get(), pointer, stream)); });
+        [&](void* pointer, std::size_t) { sp::check(sp_free(pool.get(), pointer, stream)); });
   }
   // Around it.
   void core(Core& pool, const sp::Stream& stream) {
@@ -179,7 +129,7 @@ struct Bench {
           check(pool.allocate(request, &block, &failure), failure);
           return reinterpret_cast<void*>(block.address);
         },
-        [&](void* pointer) {
+        [&](void* pointer, std::size_t) {
           streampool::pool::Failure failure;
           check(pool.free(reinterpret_cast<streampool::Address>(pointer), by, &failure), failure);
         });
@@ -188,26 +138,27 @@ struct Bench {
   void many(const sp::Pool& pool, const std::vector<sp::Stream>& streams, int threads, bool shared) {
     const auto body = [&](int thread) {
       const sp::Stream& stream = streams[shared ? 0 : static_cast<std::size_t>(thread)];
-      return pair_ns(
+      return bench::pair(
           4096, arguments.pairs / 2,
           [&](std::size_t size) {
             void* out = nullptr;
             sp::check(sp_alloc(pool.get(), size, 0, stream, &out));
             return out;
           },
-          [&](void* pointer) { sp::check(sp_free(pool.get(), pointer, stream)); });
+          [&](void* pointer, std::size_t) { sp::check(sp_free(pool.get(), pointer, stream)); }, bench::Company::others);
     };
     add(repeat(arguments, shared ? "4 KiB pair, all on one stream" : "4 KiB pair, each on its own stream", threads,
-               [&](int) { return slowest(threads, body); }),
+               [&](int) { return slowest_of(threads, body); }),
         malloc_4k);
   }
   void many_malloc(int threads) {
     const auto body = [&](int) {
-      return pair_ns(
+      return bench::pair(
           4096, arguments.pairs / 2, [](std::size_t size) { return std::malloc(size); },
-          [](void* pointer) { std::free(pointer); });
+          [](void* pointer, std::size_t) { std::free(pointer); }, bench::Company::others);
     };
-    add(repeat(arguments, "4 KiB pair, glibc malloc", threads, [&](int) { return slowest(threads, body); }), malloc_4k);
+    add(repeat(arguments, "4 KiB pair, glibc malloc", threads, [&](int) { return slowest_of(threads, body); }),
+        malloc_4k);
   }
 };
 
@@ -226,15 +177,6 @@ std::string compiler() {
 #else
   return "gcc " __VERSION__;
 #endif
-}
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + '"';
 }
 
 void print_json(const Arguments& arguments, const std::vector<Figure>& figures) {

@@ -14,5 +14,6 @@ NB_MODULE(_core, m) {
   bind_pool(m);
   bind_buffer(m);
   bind_replay(m);
+  bind_bench(m);
   bind_sim(m);
 }

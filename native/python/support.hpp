@@ -49,6 +49,7 @@ debug::StackId capture_stack(int depth) noexcept;
 std::string site_of(debug::StackId stack);
 
 // -- the rest: a file each -------------------------------------------------------------------------------------------
+void bind_bench(nb::module_& m);
 void bind_buffer(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_options(nb::module_& m);

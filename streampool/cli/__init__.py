@@ -13,6 +13,7 @@ __all__ = ["main"]
 _VERBS = {  # name: one line of help, so that listing the verbs imports none of them
     "run": "Run a Python program and report what its pools found.",
     "replay": "Replay an allocation trace on any device and mode.",
+    "bench": "Measure allocation and free beside every allocator that is here.",
     "report": "Turn a saved report into text or JSON.",
     "doctor": "Say what this machine has, and what works.",
     "demo": "Find planted faults and replay a real trace, in one minute.",
@@ -84,7 +85,7 @@ def cli(context: click.Context) -> None:
     """Run, replay and examine: the GPU memory pool you can leave debugging on."""
     from streampool import config
 
-    if context.invoked_subcommand in ("run", "replay", "demo"):
+    if context.invoked_subcommand in ("run", "replay", "bench", "demo"):
         try:
             config.resolve(None, {})
         except ValueError as error:

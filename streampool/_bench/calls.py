@@ -1,0 +1,373 @@
+"""What a call from Python costs: one table of calls, each a tight loop over an allocation of 4 KiB and its free.
+
+A call belongs to a process: calls that change what others measure (PyTorch's history, RMM's current resource) have one
+of their own. Only the worker makes the loops, so listing the table imports no library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CALLS", "Call", "Loop", "check", "loops_of"]
+
+SIZE = 4096
+DEPTH = 10  # Python frames around a call in the kind debug
+
+Loop = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One row: `make(device, options)` gives the loop, in the process called `process`."""
+
+    name: str
+    label: str
+    kind: str
+    peer: str  # as --peers names it
+    process: str
+    module: str  # that must be importable
+    make: Callable[[str, str], Loop]
+    cuda: bool = True
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """Give what a call of cuda.bindings gave, or raise what went wrong."""
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"the driver says {error!r}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _ordinal(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def _deep(loop: Loop, depth: int = DEPTH) -> Loop:
+    """Give the loop with so many Python frames around it."""
+    if depth <= 1:
+        return loop
+
+    def outer(n: int) -> None:
+        loop(n)
+
+    return _deep(outer, depth - 1)
+
+
+# -- streampool --------------------------------------------------------------------------------------------------------
+
+
+def _pool(device: str, options: str, mode: str = "production") -> tuple[Any, Any, int]:
+    import streampool as sp
+
+    made = sp.Device(device)
+    settings = dict(item.partition("=")[::2] for item in options.split(":") if item)
+    pool: Any = sp.Pool(made, **{"mode": mode, **settings})
+    stream = made.create_stream()
+    pool.register_stream(stream)
+    return pool, stream, int(stream.handle)
+
+
+def _raw(pool: Any, handle: int) -> Loop:
+    def loop(n: int, allocate: Any = pool.allocate_raw, free: Any = pool.free_raw) -> None:
+        for _ in range(n):
+            free(allocate(SIZE, stream=handle), stream=handle)
+
+    return loop
+
+
+def _streampool_raw(device: str, options: str) -> Loop:
+    pool, _, handle = _pool(device, options)
+    return _raw(pool, handle)
+
+
+def _streampool_buffer(device: str, options: str) -> Loop:
+    pool, stream, _ = _pool(device, options)
+
+    def loop(n: int, allocate: Any = pool.allocate) -> None:
+        for _ in range(n):
+            allocate(SIZE, stream=stream)
+
+    return loop
+
+
+def _streampool_debug(device: str, options: str) -> Loop:
+    pool, _, handle = _pool(device, f"stack_depth={DEPTH}:{options}", "debug")
+    return _deep(_raw(pool, handle))
+
+
+def _streampool_stacks(device: str, options: str) -> Loop:
+    pool, _, handle = _pool(device, f"stack_depth={DEPTH}:{options}")
+    return _deep(_raw(pool, handle))
+
+
+def _empty(device: str, options: str) -> Loop:
+    from streampool import _core
+
+    pair = _core._EmptyPair()
+
+    def loop(n: int, allocate: Any = pair.allocate_raw, free: Any = pair.free_raw) -> None:
+        for _ in range(n):
+            free(allocate(SIZE, stream=SIZE), stream=SIZE)
+
+    return loop
+
+
+def _nothing(device: str, options: str) -> Loop:
+    from streampool import _core
+
+    pair = _core._EmptyPair()
+
+    def loop(n: int, nothing: Any = pair.nothing) -> None:
+        for _ in range(n):
+            nothing()
+            nothing()
+
+    return loop
+
+
+# -- PyTorch, CuPy, RMM, cuda.core, Numba ------------------------------------------------------------------------------
+
+
+def _torch(device: str) -> Any:
+    import torch
+
+    torch.cuda.set_device(_ordinal(device))
+    torch.cuda.init()
+    return torch
+
+
+def _torch_raw(device: str, options: str) -> Loop:
+    torch = _torch(device)
+    stream = torch.cuda.current_stream().cuda_stream
+    allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
+    delete = torch._C._cuda_cudaCachingAllocator_raw_delete
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            delete(allocate(SIZE, stream))
+
+    return loop
+
+
+def _torch_empty(device: str, options: str) -> Loop:
+    torch = _torch(device)
+    empty, where, kind = torch.empty, torch.device(device), torch.uint8
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            empty(SIZE, dtype=kind, device=where)
+
+    return loop
+
+
+def _torch_pinned(device: str, options: str) -> Loop:
+    torch = _torch(device)
+    empty, kind = torch.empty, torch.uint8
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            empty(SIZE, dtype=kind, pin_memory=True)
+
+    return loop
+
+
+def _torch_history(stacks: str, deep: bool) -> Callable[[str, str], Loop]:
+    def make(device: str, options: str) -> Loop:
+        loop = _torch_empty(device, options)
+        _torch(device).cuda.memory._record_memory_history(
+            enabled="all", context="all", stacks=stacks, max_entries=100_000
+        )
+        return _deep(loop) if deep else loop
+
+    return make
+
+
+def _cupy_pool(name: str) -> Callable[[str, str], Loop]:
+    def make(device: str, options: str) -> Loop:
+        import cupy
+
+        cupy.cuda.Device(_ordinal(device)).use()
+        malloc = getattr(cupy.cuda, name)().malloc
+
+        def loop(n: int) -> None:
+            for _ in range(n):
+                malloc(SIZE)
+
+        return loop
+
+    return make
+
+
+def _cupy_empty(device: str, options: str) -> Loop:
+    import cupy
+
+    cupy.cuda.Device(_ordinal(device)).use()
+    empty = cupy.empty
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            empty(SIZE, dtype="u1")
+
+    return loop
+
+
+def _rmm_pool(tracking: bool = False) -> Any:
+    import rmm.mr
+
+    pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=1 << 28)
+    return rmm.mr.TrackingResourceAdaptor(pool, capture_stacks=True) if tracking else pool
+
+
+def _rmm_raw(device: str, options: str) -> Loop:
+    return _rmm_loop(_rmm_pool())
+
+
+def _rmm_tracking(device: str, options: str) -> Loop:
+    return _deep(_rmm_loop(_rmm_pool(tracking=True)))
+
+
+def _rmm_loop(resource: Any) -> Loop:
+    def loop(n: int, allocate: Any = resource.allocate, deallocate: Any = resource.deallocate) -> None:
+        for _ in range(n):
+            deallocate(allocate(SIZE), SIZE)
+
+    return loop
+
+
+def _rmm_buffer(tracking: bool) -> Callable[[str, str], Loop]:
+    def make(device: str, options: str) -> Loop:
+        import rmm
+
+        rmm.mr.set_current_device_resource(_rmm_pool(tracking))
+        buffer = rmm.DeviceBuffer
+
+        def loop(n: int) -> None:
+            for _ in range(n):
+                buffer(size=SIZE)
+
+        return _deep(loop) if tracking else loop
+
+    return make
+
+
+def _cuda_core(device: str, options: str) -> Loop:
+    from cuda.core import Device
+
+    made = Device(_ordinal(device))
+    made.set_current()
+    stream, resource = made.create_stream(), made.memory_resource
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            resource.allocate(SIZE, stream=stream).close()
+
+    return loop
+
+
+def _cuda_bindings(device: str, options: str) -> Loop:
+    from cuda.bindings import driver
+
+    check(driver.cuInit(0))
+    number = check(driver.cuDeviceGet(_ordinal(device)))
+    check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(number))))
+    stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    pool = check(driver.cuDeviceGetDefaultMemPool(number))
+    keep = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    check(driver.cuMemPoolSetAttribute(pool, keep, driver.cuuint64_t(2**63)))
+
+    def loop(n: int, allocate: Any = driver.cuMemAllocAsync, free: Any = driver.cuMemFreeAsync) -> None:
+        for _ in range(n):
+            _, pointer = allocate(SIZE, stream)
+            free(pointer, stream)
+
+    return loop
+
+
+def _numba(device: str, options: str) -> Loop:
+    import numpy as np
+    from numba import cuda
+
+    cuda.select_device(_ordinal(device))
+    array, kind = cuda.device_array, np.uint8
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            array(SIZE, dtype=kind)
+
+    return loop
+
+
+CALLS: tuple[Call, ...] = (
+    Call("empty", "empty nanobind method pair, the same arguments", "python", "empty", "streampool", "", _empty, False),
+    Call("nothing", "empty nanobind method pair, no arguments", "python", "empty", "streampool", "", _nothing, False),
+    Call("raw", "streampool allocate_raw + free_raw", "python", "streampool", "streampool", "", _streampool_raw, False),
+    Call(
+        "buffer", "streampool allocate + drop of the Buffer", "python", "streampool", "streampool", "",
+        _streampool_buffer, False,
+    ),
+    Call("cupy", "CuPy MemoryPool.malloc", "python", "cupy", "cupy", "cupy", _cupy_pool("MemoryPool")),
+    Call(
+        "cupy-async", "CuPy MemoryAsyncPool.malloc", "python", "cupy-async", "cupy", "cupy",
+        _cupy_pool("MemoryAsyncPool"),
+    ),
+    Call("cupy-empty", "cupy.empty", "python", "cupy", "cupy", "cupy", _cupy_empty),
+    Call("torch-raw", "PyTorch raw alloc + delete", "python", "torch", "torch", "torch", _torch_raw),
+    Call("torch-empty", "torch.empty", "python", "torch", "torch", "torch", _torch_empty),
+    Call("torch-pinned", "torch.empty, pinned", "python", "torch", "torch", "torch", _torch_pinned),
+    Call("rmm-raw", "RMM pool, allocate + deallocate", "python", "rmm-pool", "rmm", "rmm", _rmm_raw),
+    Call("rmm-buffer", "rmm.DeviceBuffer on a pool", "python", "rmm-pool", "rmm-buffer", "rmm", _rmm_buffer(False)),
+    Call("cuda-core", "cuda.core allocate + close", "python", "cuda-core", "cuda-core", "cuda.core", _cuda_core),
+    Call(
+        "cuda-bindings", "cuda.bindings cuMemAllocAsync + cuMemFreeAsync", "python", "cuda-bindings", "cuda-bindings",
+        "cuda.bindings", _cuda_bindings,
+    ),
+    Call("numba", "numba.cuda.device_array", "python", "numba", "numba", "numba", _numba),
+    Call(
+        "debug-raw", "streampool debug, raw calls, Python stacks of depth 10", "debug", "streampool",
+        "streampool-debug", "", _streampool_debug, False,
+    ),
+    Call(
+        "stacks-raw", "streampool production, raw calls, Python stacks of depth 10", "debug", "streampool",
+        "streampool-stacks", "", _streampool_stacks, False,
+    ),
+    Call(
+        "rmm-tracking-raw", "RMM pool + tracking with stacks, raw calls", "debug", "rmm-stacks", "rmm-tracking", "rmm",
+        _rmm_tracking,
+    ),
+    Call(
+        "rmm-tracking-buffer", "rmm.DeviceBuffer, tracking with stacks", "debug", "rmm-stacks", "rmm-tracking-buffer",
+        "rmm", _rmm_buffer(True),
+    ),
+    Call(
+        "torch-history", "torch.empty, memory history, Python stacks", "debug", "torch", "torch-history", "torch",
+        _torch_history("python", True),
+    ),
+    Call(
+        "torch-history-all", "torch.empty, memory history, all stacks", "debug", "torch", "torch-history-all", "torch",
+        _torch_history("all", True),
+    ),
+)  # fmt: skip
+
+
+def loops_of(process: str, device: str, options: str) -> dict[str, Loop]:
+    """Make the loops of one process, by name. A loop that cannot be made raises when it is called."""
+    loops: dict[str, Loop] = {}
+    for call in CALLS:
+        if call.process != process:
+            continue
+        try:
+            loops[call.name] = call.make(device, options)
+        except Exception as error:
+            loops[call.name] = _failing(error)
+    if not loops:
+        raise ValueError(f"there is no process {process!r}")
+    return loops
+
+
+def _failing(error: Exception) -> Loop:
+    def loop(n: int) -> None:
+        raise error
+
+    return loop
