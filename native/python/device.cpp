@@ -69,7 +69,7 @@ void bind_device(nb::module_& m) {
       },
       parameter<kName>());
   m.def("set_exiting", [] {
-    driver::set_ending(driver::Ending::exiting);
+    pool::end_of(driver::Ending::exiting);
     process_ends_here();
   });
 #ifdef STREAMPOOL_TEST_SWITCHES

@@ -23,11 +23,11 @@ STREAMPOOL_TEST("the weights of sampled blocks add up to all bytes, for small an
   for (const Bytes size : {Bytes{64}, Bytes{4096}, 100 * kKiB, kMiB, 16 * kMiB}) {
     const Bytes total = std::max<Bytes>(4096 * sampler.mean(), 4096 * size);
     double estimate = 0;
-    std::int64_t left = sampler.draw(&random);
+    Bytes left = sampler.draw(&random);
     std::uint64_t samples = 0;
     for (Bytes done = 0; done < total; done += size) {
-      if (static_cast<std::int64_t>(size) < left) {
-        left -= static_cast<std::int64_t>(size);
+      if (size < left) {
+        left -= size;
         continue;
       }
       left = sampler.draw(&random);
@@ -43,7 +43,7 @@ STREAMPOOL_TEST("the weights of sampled blocks add up to all bytes, for small an
 
 STREAMPOOL_TEST("no samples are taken where none are asked for, and each thread draws other numbers") {
   std::uint64_t random = 0;
-  CHECK_EQ(observe::Sampler(0).draw(&random), std::numeric_limits<std::int64_t>::max());
+  CHECK_EQ(observe::Sampler(0).draw(&random), std::numeric_limits<Bytes>::max());
   CHECK_EQ(random, std::uint64_t{0});
   std::uint64_t other = 0;
   const observe::Sampler sampler(1000);

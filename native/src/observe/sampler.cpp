@@ -19,14 +19,14 @@ std::atomic<std::uint64_t> g_threads{0};
 
 }  // namespace
 
-std::int64_t Sampler::draw(std::uint64_t* random) const {
-  if (mean_ == 0) return std::numeric_limits<std::int64_t>::max();
+Bytes Sampler::draw(std::uint64_t* random) const {
+  if (mean_ == 0) return std::numeric_limits<Bytes>::max();
   // Each thread's numbers begin elsewhere, in the order in which threads come.
   if (*random == 0) *random = mixed(g_threads.fetch_add(1, std::memory_order_relaxed) + 1) | 1u;
   const std::uint64_t bits = mixed(*random += kStep) >> 11;  // 53
   const double uniform = (static_cast<double>(bits) + 0.5) * 0x1p-53;
   const double bytes = -std::log(uniform) * static_cast<double>(mean_);
-  return static_cast<std::int64_t>(bytes) + 1;
+  return static_cast<Bytes>(bytes) + 1;
 }
 
 double Sampler::weight(Bytes size) const {

@@ -16,8 +16,9 @@ class Sampler {
   explicit Sampler(Bytes mean) : mean_(mean) {}
   Bytes mean() const { return mean_; }
 
-  // The bytes after which the next sample is due. `random` is the thread's state, 0 before its first use.
-  std::int64_t draw(std::uint64_t* random) const;
+  // The bytes after which the next sample is due. `random` is the thread's state, 0 before its first use. The largest
+  // number there is where no samples are taken.
+  Bytes draw(std::uint64_t* random) const;
   // What a sampled block of `size` bytes stands for: its size over the probability that it was sampled.
   double weight(Bytes size) const;
 

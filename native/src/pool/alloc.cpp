@@ -192,13 +192,11 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
 }
 
 bool Core::sample_is_due(Bytes size) {
-  counters();  // makes the cache this pool's
+  const Bytes allocated = counters().allocated_bytes.load(std::memory_order_relaxed);
   ThreadCache& cache = thread_cache();
-  if (size < static_cast<Bytes>(cache.until_sample)) {
-    cache.until_sample -= static_cast<std::int64_t>(size);
-    return false;
-  }
-  cache.until_sample = sampler_.draw(&cache.random);
+  if (size < cache.next_sample - allocated) return false;
+  // From behind this block on. It need not have been counted yet, so that it may be sampled twice if it cannot be had.
+  draw_sample(allocated + size);
   return sampler_.mean() != 0;
 }
 

@@ -64,9 +64,14 @@ ThreadBanks::~ThreadBanks() {
   g_thread_gone = true;
 }
 
-void on_fork() { driver::set_ending(driver::Ending::forked); }
+void on_fork() { end_of(driver::Ending::forked); }
 
 }  // namespace
+
+void end_of(driver::Ending ending) noexcept {
+  driver::set_ending(ending);
+  thread_cache() = ThreadCache{};
+}
 
 std::span<const char* const> path_words() {
   static constexpr const char* kWords[] = {
@@ -85,7 +90,7 @@ observe::ThreadCounters& Core::counters() {
     cache = ThreadCache{.random = cache.random};
     cache.uid = door_.uid;
     cache.counters = bank_->join();
-    cache.until_sample = sampler_.draw(&cache.random);
+    draw_sample(cache.counters->allocated_bytes.load(std::memory_order_relaxed));
     return *cache.counters;
   }
   auto& entries = g_thread_banks.entries;
@@ -99,8 +104,16 @@ observe::ThreadCounters& Core::counters() {
   cache = ThreadCache{.random = cache.random};
   cache.uid = door_.uid;
   cache.counters = it->counters;
-  cache.until_sample = sampler_.draw(&cache.random);  // as good as what was left: the distance has no memory
+  // As good as what was left: the distance has no memory.
+  draw_sample(cache.counters->allocated_bytes.load(std::memory_order_relaxed));
   return *it->counters;
+}
+
+// The thread's next sample, counted from so many allocated bytes on.
+void Core::draw_sample(Bytes from) {
+  ThreadCache& cache = thread_cache();
+  const Bytes distance = sampler_.draw(&cache.random);
+  cache.next_sample = distance > ~Bytes{0} - from ? ~Bytes{0} : from + distance;
 }
 
 // After a fast call of this thread.

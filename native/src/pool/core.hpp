@@ -96,6 +96,10 @@ struct Stats {
   std::uint64_t host_waits = 0, out_of_memory = 0, trampled = 0, legacy_fences = 0;
 };
 
+// The process ends, or this is a forked child: from here on nothing but frees, which are ignored (R22). Told on the
+// thread that does it, whose next calls all look; what others do on the fast path meanwhile asks no driver.
+void end_of(driver::Ending ending) noexcept;
+
 struct TrimResult {
   Bytes released = 0, pinned_by_live = 0, pending = 0, reserved = 0;
 };
@@ -207,6 +211,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     bool counted = false;    // its home counts it as a user already
     bool has_extra = false;  // something is written down in its record's extra
   };
+
+  void draw_sample(Bytes from);
 
   // fast.hpp
   bool finished(Fast fast) {

@@ -14,10 +14,10 @@
 namespace streampool::pool {
 
 // What a call must find to go on here: the same pool and stream as last time, nothing to do first, and no reason to
-// look twice (captures, a close, implicit releases: each changes the epoch).
+// look twice (captures, a close, implicit releases: each changes the epoch; a thread that forks or ends the process
+// forgets its stream).
 [[gnu::always_inline]] inline bool Core::at_home(const ThreadCache& cache, driver::StreamHandle stream) const {
-  return cache.key == door_.epoch.load(std::memory_order_acquire) && cache.handle == stream &&
-         driver::ending_now() == driver::Ending::no;
+  return cache.key == door_.epoch.load(std::memory_order_acquire) && cache.handle == stream;
 }
 
 // Writes down what every block needs. Nobody else has the record: its state is `freed` or `fresh`.
@@ -174,7 +174,7 @@ inline bool of_raw_block(const BlockRecord& record) {
   ThreadCache& cache = thread_cache();
   if (!at_home(cache, stream)) [[unlikely]]
     return Fast::no;
-  if (static_cast<std::int64_t>(size) >= cache.until_sample) [[unlikely]]
+  if (cache.counters->allocated_bytes.load(std::memory_order_relaxed) + size >= cache.next_sample) [[unlikely]]
     return Fast::no;  // its call stack is due
   Heap& heap = *cache.heap;
   LockSeat& seat = *g_lock_seat;
@@ -185,7 +185,6 @@ inline bool of_raw_block(const BlockRecord& record) {
   BiasedLock::leave(seat);
   if (!served) [[unlikely]]
     return Fast::no;
-  cache.until_sample -= static_cast<std::int64_t>(size);
   return bank_->on_allocate(*cache.counters, size, gross, 0) ? Fast::raise : Fast::done;
 }
 

@@ -18,9 +18,9 @@ struct ThreadCache {
   std::uint64_t epoch = 1;  // of the pool's door when `heap` was found; no two pools have the same
   driver::StreamHandle handle = ~driver::StreamHandle{0};
   Heap* heap = nullptr;
-  std::uint64_t key = 1;          // `epoch` again where the fast path may be taken, else one that fits no door
-  std::int64_t until_sample = 0;  // bytes; see observe/sampler.hpp
-  Slab* slab = &g_no_slab;        // where the last fast free was
+  std::uint64_t key = 1;    // `epoch` again where the fast path may be taken, else one that fits no door
+  Bytes next_sample = 0;    // due when so many bytes have been allocated (observe/sampler.hpp)
+  Slab* slab = &g_no_slab;  // where the last fast free was
   // The last stream that was not lasting, in the same epoch: whether it is still the same is asked each time.
   driver::StreamHandle raw_handle = 0;
   std::uint64_t raw_epoch = 1;
