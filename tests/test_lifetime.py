@@ -143,6 +143,35 @@ def test_close_waits_a_bounded_time_for_pending_work_and_takes_nothing_from_unde
 
 @MODES
 @KINDS
+@pytest.mark.parametrize("how", ["implicitly", "explicitly"])
+def test_a_closed_pool_touches_no_registered_stream_by_itself_any_more(
+    sc: Scene, kind: str, mode: str, how: str
+) -> None:
+    """Found on a GPU: buffers in the traceback of an error died after their pool was closed and their streams gone."""
+    pool = sp.Pool(sc.device, kind=kind, mode=mode)
+    s, t, last = sc.device.create_stream(), sc.device.create_stream(), sc.device.create_stream()
+    for stream in (s, t):
+        pool.register_stream(stream)
+    blocks = [pool.allocate(size, stream=s) for size in (100, 4 * KIB, 700 * KIB, 5 * MIB)]
+    blocks[0].record_stream(t)
+    for block in blocks[1:]:
+        sc.use(s, block)
+    del block
+    blocks.pop(1)  # released before the close, and nobody names its stream again
+    pool.close()
+    s.close()
+    t.close()
+    while blocks:
+        if how == "explicitly":
+            blocks[-1].close(last)
+        blocks.pop()
+    assert becomes(lambda: (pool.close(), pool.stats().reserved, sc.device.used_memory)[1:], (0, 0))
+    assert sp.sim.traps() == []
+    sc.assert_no_race()
+
+
+@MODES
+@KINDS
 def test_the_last_free_of_a_closed_pool_waits_for_nothing(sc: Scene, kind: str, mode: str) -> None:
     pool = sp.Pool(sc.device, kind=kind, mode=mode)
     s = sc.device.create_stream()

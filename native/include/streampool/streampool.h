@@ -86,7 +86,7 @@ SP_API sp_status sp_device_close(sp_device* device);
 SP_API const char* sp_device_name(const sp_device* device);
 
 /* A stream of the device that waits for no other. For programs without the CUDA runtime, and for the simulated device.
- * Destroy it only after every pool that knows it has forgotten it (sp_forget_stream).
+ * Destroy it only after every pool that knows it has forgotten it (sp_forget_stream) or was closed.
  * Errors: INVALID_ARGUMENT, DRIVER, DEVICE_LOST, GOING_DOWN. */
 SP_API sp_status sp_stream_create(sp_device* device, sp_stream* out);
 SP_API sp_status sp_stream_destroy(sp_device* device, sp_stream stream);

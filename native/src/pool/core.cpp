@@ -326,6 +326,10 @@ void Core::close() {
     let_go(options_.wait_timeout);
   else
     give_back_idle(0, 0);
+  // Blocks may outlive their pool by far, and nobody thinks of forgetting streams of a closed one: it touches none by
+  // itself any more. Last fences, while they still live.
+  poll_all(true);
+  streams_.forget_all();
 }
 
 // Nothing is live: the driver has everything back as soon as all work is done, for which close() waits a bounded time.

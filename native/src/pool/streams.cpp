@@ -224,6 +224,19 @@ Errc StreamTable::forget_stream(StreamHandle handle, Failure* failure) {
   return Errc::ok;
 }
 
+void StreamTable::forget_all() {
+  std::unique_lock gate(gate_);
+  std::lock_guard lock(mutex_);
+  std::erase_if(lasting_, [](const auto& entry) {
+    Heap& heap = *entry.second;
+    if (heap.own || heap.stream.legacy) return false;
+    heap.stream.lasting = false;
+    heap.stream.handle = 0;
+    return true;
+  });
+  change_epoch();
+}
+
 Heap* StreamTable::adopt(StreamHandle handle, Failure* failure) {
   Named named;
   if (register_stream(handle, &named, failure) != Errc::ok) return nullptr;

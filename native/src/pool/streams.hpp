@@ -61,6 +61,8 @@ class StreamTable {
   // Lasting streams. `forget` leaves a stream whose pending work the caller has just fenced.
   Errc register_stream(driver::StreamHandle handle, Named* out, Failure* failure);
   Errc forget_stream(driver::StreamHandle handle, Failure* failure);
+  // Those that were registered, not the legacy stream nor the pool's own; what is outstanding has its fences.
+  void forget_all();
   // A stream of the pool's own, lasting.
   Heap* adopt(driver::StreamHandle handle, Failure* failure);
 
