@@ -103,12 +103,14 @@ struct Bench {
   void abi(const sp::Pool& pool, const sp::Stream& stream, const std::string& who) {
     three_patterns(
         who,
-        [&](std::size_t size) {
+        [pool = pool.get(), stream = stream.get()](std::size_t size) {
           void* out = nullptr;
-          sp::check(sp_alloc(pool.get(), size, 0, stream, &out));
+          sp::check(sp_alloc(pool, size, 0, stream, &out));
           return out;
         },
-        [&](void* pointer, std::size_t) { sp::check(sp_free(pool.get(), pointer, stream)); });
+        [pool = pool.get(), stream = stream.get()](void* pointer, std::size_t) {
+          sp::check(sp_free(pool, pointer, stream));
+        });
   }
   // Around it.
   void core(Core& pool, const sp::Stream& stream) {

@@ -16,9 +16,12 @@
 
 namespace bench {
 
-inline constexpr std::int64_t kBatch = 256;        // operations between two looks at the clock, which costs up to 50 ns
-inline constexpr std::size_t kWindow = 256;        // live blocks in the mixed pattern
-inline constexpr double kFreelistPatience = 1e10;  // ns
+// Operations between two looks at the clock and at who had the processor: so many at first, and more until a batch
+// takes a while. The looks are outside of what is timed, but a call into the kernel leaves caches and predictors cold.
+inline constexpr std::int64_t kBatch = 256, kLargestBatch = 8192;
+inline constexpr double kBatchTakes = 60e3;         // ns
+inline constexpr std::size_t kWindow = 256;         // live blocks in the mixed pattern
+inline constexpr double kFreelistPatience = 1e10;   // ns
 inline constexpr std::int64_t kFreelistBatch = 16;  // so few that the number of free pieces hardly moves
 
 // Keeps the compiler from seeing that a pointer is not used.
@@ -101,19 +104,23 @@ struct Times {
 enum class Company : std::uint8_t { alone, others };
 
 // Calls `once()` so often and takes the time of each batch.
+// Inline, with what the caller holds by value: a chain of references would be walked anew for each operation, which
+// costs a tenth of a good allocator's time.
 template <typename Once>
-Times timed(std::int64_t operations, const Once& once, Company company = Company::alone) {
+[[gnu::always_inline]] inline Times timed(std::int64_t operations, const Once& once, Company company = Company::alone) {
   Times times;
   for (Times::Sum* sum : {&times.quiet, &times.disturbed})
     sum->batches.reserve(static_cast<std::size_t>(operations / kBatch + 1));
+  std::int64_t batch = kBatch;
   for (std::int64_t done = 0; done < operations;) {
-    const std::int64_t count = std::min(kBatch, operations - done);
+    const std::int64_t count = std::min(batch, operations - done);
     const long before = company == Company::alone ? times_preempted() : 0;
     const double start = now_ns();
-    for (std::int64_t i = 0; i < count; ++i) once();
+    for (std::int64_t i = count; i != 0; --i) once();
     const double spent = now_ns() - start;
     times.add(spent, count, company == Company::alone && times_preempted() != before);
     done += count;
+    if (spent < kBatchTakes / 2 && batch < kLargestBatch) batch *= 2;
   }
   return times;
 }
@@ -124,7 +131,7 @@ Times pair(std::size_t size, std::int64_t pairs, const Alloc& alloc, const Free&
            Company company = Company::alone) {
   return timed(
       pairs,
-      [&] {
+      [=] {
         void* const pointer = alloc(size);
         keep(pointer);
         free(pointer, size);
