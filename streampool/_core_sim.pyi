@@ -17,6 +17,7 @@ def configure(
     virtual_memory: bool,
     managed_memory: bool,
     context_events: bool,
+    driver_pools: bool,
     check_races: bool,
     abort_on_trap: bool,
 ) -> None: ...

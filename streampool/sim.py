@@ -100,7 +100,7 @@ class MachineOptions:
         ``"threads"``: worker threads run the streams concurrently. ``"seeded"``: work runs only when somebody polls,
         waits or settles, one piece at a time, in an order that `seed` decides; time is virtual, and a wait that can
         never end is an error.
-    virtual_memory, managed_memory, context_events
+    virtual_memory, managed_memory, context_events, driver_pools
         What the devices can do.
     check_races
         Whether accesses are checked for races.
@@ -116,6 +116,7 @@ class MachineOptions:
     virtual_memory: bool = True
     managed_memory: bool = True
     context_events: bool = True
+    driver_pools: bool = True
     check_races: bool = True
     abort_on_trap: bool = False
 
@@ -130,6 +131,7 @@ def configure(
     virtual_memory: bool = True,
     managed_memory: bool = True,
     context_events: bool = True,
+    driver_pools: bool = True,
     check_races: bool = True,
     abort_on_trap: bool = False,
 ) -> None:
@@ -151,6 +153,7 @@ def configure(
         virtual_memory=virtual_memory,
         managed_memory=managed_memory,
         context_events=context_events,
+        driver_pools=driver_pools,
         check_races=check_races,
         abort_on_trap=abort_on_trap,
     )

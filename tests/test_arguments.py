@@ -145,6 +145,7 @@ TAKES: dict[str, dict[str, str]] = {
         "virtual_memory": "bool",
         "managed_memory": "bool",
         "context_events": "bool",
+        "driver_pools": "bool",
         "check_races": "bool",
         "abort_on_trap": "bool",
     },

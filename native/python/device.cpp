@@ -27,6 +27,13 @@ void bind_device(nb::module_& m) {
              out["managed_memory"] = c.managed_memory;
              out["context_events"] = c.context_events;
              out["device_memory_on_host"] = c.device_memory_on_host;
+             out["driver_pools"] = c.driver_pools;
+             out["export_posix_fd"] = c.export_posix_fd;
+             out["export_fabric"] = c.export_fabric;
+             out["rdma"] = c.rdma;
+             nb::list peers;
+             for (const int peer : c.peers) peers.append(peer);
+             out["peers"] = peers;
              out["granularity"] = c.granularity;
              out["total_memory"] = c.total_memory;
              out["address_chunk"] = c.address_chunk;

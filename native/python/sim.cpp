@@ -259,13 +259,14 @@ constexpr Whole<> kSeed{"seed", "a whole number"};
 constexpr Flag kVirtualMemory{"virtual_memory"};
 constexpr Flag kManagedMemory{"managed_memory"};
 constexpr Flag kContextEvents{"context_events"};
+constexpr Flag kDriverPools{"driver_pools"};
 constexpr Flag kCheckRaces{"check_races"};
 constexpr Flag kAbortOnTrap{"abort_on_trap"};
 
 void configure(Given<kDevices> devices, Given<kMemory> memory, Given<kHostMemory> host_memory,
                Given<kScheduler> scheduler, Given<kSeed> seed, Given<kVirtualMemory> virtual_memory,
                Given<kManagedMemory> managed_memory, Given<kContextEvents> context_events,
-               Given<kCheckRaces> check_races, Given<kAbortOnTrap> abort_on_trap) {
+               Given<kDriverPools> driver_pools, Given<kCheckRaces> check_races, Given<kAbortOnTrap> abort_on_trap) {
   const sim::Config config{.devices = *devices,
                            .memory = *memory,
                            .host_memory = *host_memory,
@@ -274,6 +275,7 @@ void configure(Given<kDevices> devices, Given<kMemory> memory, Given<kHostMemory
                            .virtual_memory = *virtual_memory,
                            .managed_memory = *managed_memory,
                            .context_events = *context_events,
+                           .driver_pools = *driver_pools,
                            .check_races = *check_races,
                            .abort_on_trap = *abort_on_trap};
   std::string error;
@@ -296,6 +298,7 @@ nb::dict config_of_now() {
   out["virtual_memory"] = config.virtual_memory;
   out["managed_memory"] = config.managed_memory;
   out["context_events"] = config.context_events;
+  out["driver_pools"] = config.driver_pools;
   out["check_races"] = config.check_races;
   out["abort_on_trap"] = config.abort_on_trap;
   return out;
@@ -308,7 +311,7 @@ constexpr Seconds kSeconds{"seconds"};
 void bind_machine(nb::module_& m) {
   m.def("configure", &configure, nb::kw_only(), parameter<kDevices>(), parameter<kMemory>(), parameter<kHostMemory>(),
         parameter<kScheduler>(), parameter<kSeed>(), parameter<kVirtualMemory>(), parameter<kManagedMemory>(),
-        parameter<kContextEvents>(), parameter<kCheckRaces>(), parameter<kAbortOnTrap>());
+        parameter<kContextEvents>(), parameter<kDriverPools>(), parameter<kCheckRaces>(), parameter<kAbortOnTrap>());
   m.def("config", &config_of_now);
   m.def("reset", [] {
     sim::reset();

@@ -280,6 +280,22 @@ STREAMPOOL_TEST("cuda: every method makes its call, counted under its name") {
   std::uint64_t id = 0;
   CaptureState state;
   CHECK(device.stream_create(&stream).ok());
+  driver::PoolHandle pool = 0;
+  Address piece = 0;
+  CHECK(device.pool_create(&pool).ok());
+  CHECK_EQ(stub->release_threshold, ~std::uint64_t{0});
+  CHECK(device.pool_alloc(pool, stream, 4 * kMiB, &piece).ok());
+  CHECK(piece != 0 && stub->last_stream == stream);
+  CHECK(device.pool_free(stream, piece).ok());
+  stub->busy = true;
+  CHECK(device.pool_observe(stream).code == Code::not_ready);
+  stub->busy = false;
+  CHECK(device.pool_observe(stream).ok());
+  CHECK(device.pool_trim(pool, 0).ok());
+  CHECK(device.pool_destroy(pool).ok());
+  Bytes granularity = 0;
+  CHECK(device.mem_granularity({.exported = driver::Export::posix_fd}, &granularity).ok());
+  CHECK_EQ(granularity, 2 * kMiB);
   CHECK(device.stream_id(stream, &id).ok() && id != 0);
   CHECK(device.stream_is_capturing(stream, &state).ok() && !state.capturing);
   CHECK(device.event_create(&event).ok());
@@ -299,14 +315,61 @@ STREAMPOOL_TEST("cuda: every method makes its call, counted under its name") {
   const auto count = [&](driver::Call call) { return calls[static_cast<std::size_t>(call)]; };
   using enum driver::Call;
   for (const auto call :
-       {mem_alloc,     mem_free,        mem_alloc_host, mem_free_host,       mem_alloc_managed, mem_free_managed,
-        mem_info,      address_reserve, address_free,   mem_create,          mem_release,       mem_map,
-        mem_unmap,     mem_set_access,  stream_create,  stream_destroy,      stream_wait_event, event_create,
-        event_destroy, event_record,    event_query,    context_event_record})
+       {mem_alloc,     mem_free,        mem_alloc_host, mem_free_host,        mem_alloc_managed, mem_free_managed,
+        mem_info,      address_reserve, address_free,   mem_create,           mem_release,       mem_map,
+        mem_unmap,     mem_set_access,  stream_create,  stream_destroy,       stream_wait_event, event_create,
+        event_destroy, event_record,    event_query,    context_event_record, pool_create,       pool_alloc,
+        pool_free,     pool_trim,       pool_destroy,   mem_granularity})
     CHECK_EQ(count(call), std::uint64_t{1});
   CHECK_EQ(count(fill), std::uint64_t{4});
   CHECK_EQ(count(stream_id), std::uint64_t{2});
   CHECK_EQ(count(stream_synchronize) + count(event_synchronize), std::uint64_t{0});
+}
+
+STREAMPOOL_TEST("cuda: memory is made and mapped with what a pool asks for, and refused where the device lacks it") {
+  Stub stub;
+  stub->devices = 2;
+  const Opened opened;
+  driver::Driver& device = *opened.driver;
+  const driver::Capabilities& can = device.capabilities();
+  CHECK(can.export_posix_fd && can.export_fabric && can.rdma && can.driver_pools);
+  CHECK(can.peers == std::vector<int>{1});
+  const driver::MemoryTraits traits{.exported = driver::Export::fabric, .rdma = true, .peers = {1}};
+  driver::MemoryHandle handle = 0;
+  Address range = 0;
+  CHECK(device.mem_create(2 * kMiB, traits, &handle).ok());
+  CHECK_EQ(stub->last_handle_types, driver::cuda::kHandleFabric);
+  CHECK_EQ(stub->last_rdma, 1);
+  CHECK(device.address_reserve(2 * kMiB, 0, &range).ok());
+  CHECK(device.mem_map(range, 2 * kMiB, handle).ok());
+  CHECK(device.mem_set_access(range, 2 * kMiB, traits).ok());
+  CHECK_EQ(stub->last_access_count, 2);
+  CHECK(device.mem_unmap(range, 2 * kMiB).ok());
+  CHECK(device.mem_release(handle).ok());
+  CHECK(device.mem_create(2 * kMiB, &handle).ok());
+  CHECK_EQ(stub->last_handle_types, driver::cuda::kHandleNone);
+  CHECK_EQ(stub->last_rdma, 0);
+  CHECK(device.mem_release(handle).ok());
+  Bytes granularity = 0;
+  check_code(device.mem_granularity({.peers = {2}}, &granularity), Code::not_supported, 801, "mem_granularity");
+
+  Stub poor;
+  poor->missing = "cuMemFreeAsync";
+  const Opened other;
+  driver::PoolHandle pool = 0;
+  CHECK(!other.driver->capabilities().driver_pools);
+  check_code(other.driver->pool_create(&pool), Code::not_supported, 801, "pool_create");
+}
+
+STREAMPOOL_TEST("cuda: a driver's pool that cannot keep its memory is not made") {
+  Stub stub;
+  const Opened opened;
+  const std::int64_t live = stub->live;
+  stub->failing = "cuMemPoolSetAttribute";
+  stub->failing_result = 1;
+  driver::PoolHandle pool = 0;
+  CHECK(opened.driver->pool_create(&pool).code == Code::invalid);
+  CHECK_EQ(stub->live, live);
 }
 
 STREAMPOOL_TEST("cuda: handle 0 is passed on as the legacy stream, the per-thread handle as it is") {

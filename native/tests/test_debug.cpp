@@ -56,11 +56,18 @@ class FakeDriver final : public driver::Driver {
   Status mem_info(Bytes*, Bytes*) override { return no(); }
   Status address_reserve(Bytes, Bytes, Address*) override { return no(); }
   Status address_free(Address, Bytes) override { return no(); }
-  Status mem_create(Bytes, driver::MemoryHandle*) override { return no(); }
+  Status mem_granularity(const driver::MemoryTraits&, Bytes*) override { return no(); }
+  Status mem_create(Bytes, const driver::MemoryTraits&, driver::MemoryHandle*) override { return no(); }
   Status mem_release(driver::MemoryHandle) override { return no(); }
   Status mem_map(Address, Bytes, driver::MemoryHandle) override { return no(); }
   Status mem_unmap(Address, Bytes) override { return no(); }
-  Status mem_set_access(Address, Bytes) override { return no(); }
+  Status mem_set_access(Address, Bytes, const driver::MemoryTraits&) override { return no(); }
+  Status pool_create(driver::PoolHandle*) override { return no(); }
+  Status pool_destroy(driver::PoolHandle) override { return no(); }
+  Status pool_alloc(driver::PoolHandle, driver::StreamHandle, Bytes, Address*) override { return no(); }
+  Status pool_free(driver::StreamHandle, Address) override { return no(); }
+  Status pool_observe(driver::StreamHandle) override { return no(); }
+  Status pool_trim(driver::PoolHandle, Bytes) override { return no(); }
   Status stream_is_capturing(driver::StreamHandle, driver::CaptureState*) override { return no(); }
   Status stream_id(driver::StreamHandle, std::uint64_t*) override { return no(); }
   Status stream_owner(driver::StreamHandle, std::shared_ptr<driver::Driver>*) override { return no(); }

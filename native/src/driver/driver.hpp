@@ -26,6 +26,7 @@ namespace streampool::driver {
 using StreamHandle = std::uintptr_t;  // CUstream
 using EventHandle = std::uintptr_t;   // CUevent
 using MemoryHandle = std::uint64_t;   // CUmemGenericAllocationHandle
+using PoolHandle = std::uintptr_t;    // CUmemoryPool
 
 // The handles with a fixed meaning. 0 and 1 both name the legacy default stream of the device.
 inline constexpr StreamHandle kDefaultStream = 0;
@@ -66,7 +67,8 @@ std::string describe(const Status& status);
 #define STREAMPOOL_DRIVER_CALLS(X) \
   X(mem_alloc) X(mem_free) X(mem_alloc_host) X(mem_free_host) X(mem_alloc_managed) X(mem_free_managed) \
   X(mem_info) X(address_reserve) X(address_free) X(mem_create) X(mem_release) X(mem_map) X(mem_unmap) \
-  X(mem_set_access) X(stream_is_capturing) X(stream_id) X(stream_owner) X(stream_create) X(stream_destroy) \
+  X(mem_granularity) X(mem_set_access) X(pool_create) X(pool_destroy) X(pool_alloc) X(pool_free) X(pool_observe) X(pool_trim) \
+  X(stream_is_capturing) X(stream_id) X(stream_owner) X(stream_create) X(stream_destroy) \
   X(stream_wait_event) X(stream_query) X(stream_synchronize) X(event_create) X(event_destroy) X(event_record) \
   X(event_query) X(event_synchronize) X(context_event_record) X(fill) X(copy) X(pattern_fill) \
   X(pattern_verify) X(launch)
@@ -90,9 +92,26 @@ struct Capabilities {
   bool managed_memory = false;
   bool context_events = false;         // context_event_record (CUDA 12.5 and newer)
   bool device_memory_on_host = false;  // the simulated device: NumPy may view device memory
-  Bytes granularity = 2 * kMiB;        // of virtual memory
-  Bytes total_memory = 0;              // of the device
-  Bytes address_chunk = 0;             // how much address space to reserve in one piece, when it can be had
+  bool driver_pools = false;           // pool_create, pool_alloc, …
+  bool export_posix_fd = false;        // MemoryTraits that virtual memory can have
+  bool export_fabric = false;
+  bool rdma = false;
+  std::vector<int> peers{};      // devices that can be given access to this one's memory, by ordinal
+  Bytes granularity = 2 * kMiB;  // of virtual memory
+  Bytes total_memory = 0;        // of the device
+  Bytes address_chunk = 0;       // how much address space to reserve in one piece, when it can be had
+};
+
+// How the handles of virtual memory may be given to other processes.
+enum class Export : std::uint8_t { none, posix_fd, fabric };
+
+// What virtual memory is made with, fixed for its life.
+struct MemoryTraits {
+  Export exported = Export::none;
+  bool rdma = false;         // network cards may reach it (GPUDirect RDMA)
+  std::vector<int> peers{};  // other devices that may reach it, by ordinal
+
+  bool plain() const { return exported == Export::none && !rdma && peers.empty(); }
 };
 
 struct CaptureState {
@@ -141,11 +160,29 @@ class Driver : public std::enable_shared_from_this<Driver> {
   // Virtual memory. A handle is mapped and unmapped only whole. None of these waits for work.
   virtual Status address_reserve(Bytes size, Bytes alignment, Address* out) = 0;
   virtual Status address_free(Address address, Bytes size) = 0;
-  virtual Status mem_create(Bytes size, MemoryHandle* out) = 0;
+  // What memory with these traits is made in multiples of; not_supported where this device cannot make it.
+  virtual Status mem_granularity(const MemoryTraits& traits, Bytes* out) = 0;
+  virtual Status mem_create(Bytes size, const MemoryTraits& traits, MemoryHandle* out) = 0;
+  Status mem_create(Bytes size, MemoryHandle* out) { return mem_create(size, MemoryTraits{}, out); }
   virtual Status mem_release(MemoryHandle handle) = 0;
   virtual Status mem_map(Address address, Bytes size, MemoryHandle handle) = 0;
   virtual Status mem_unmap(Address address, Bytes size) = 0;
-  virtual Status mem_set_access(Address address, Bytes size) = 0;  // read and write, this device
+  // Read and write, by this device and the traits' peers.
+  virtual Status mem_set_access(Address address, Bytes size, const MemoryTraits& traits) = 0;
+  Status mem_set_access(Address address, Bytes size) { return mem_set_access(address, size, MemoryTraits{}); }
+
+  // A pool of the driver's own. Its allocations and frees take place in the order of a stream: memory may be touched by
+  // what comes after its allocation and before its free there. What is freed stays in the pool until a trim. No call
+  // waits. A destroyed pool goes when its last allocation is freed.
+  virtual Status pool_create(PoolHandle* out) = 0;
+  virtual Status pool_destroy(PoolHandle pool) = 0;
+  virtual Status pool_alloc(PoolHandle pool, StreamHandle stream, Bytes size, Address* out) = 0;
+  virtual Status pool_free(StreamHandle stream, Address address) = 0;
+  // The host takes note of frees that have taken place in the stream's order, without which their memory neither goes
+  // back nor elsewhere. Does not wait: not_ready, and nothing noted, while the stream has work to do.
+  virtual Status pool_observe(StreamHandle stream) = 0;
+  // Gives back what is free and noted, as long as `keep` bytes stay in the pool.
+  virtual Status pool_trim(PoolHandle pool, Bytes keep) = 0;
 
   // Streams. `stream_is_capturing` harms nothing on a live handle; asking the id of a capturing stream kills its
   // capture.

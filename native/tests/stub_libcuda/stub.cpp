@@ -248,6 +248,8 @@ cuda::Result cuMemCreate(cuda::GenericHandle* out, std::size_t size, const cuda:
   STUB_BEGIN("cuMemCreate");
   if (size % kPage != 0 || prop->type != cuda::kAllocationPinned || prop->location.type != cuda::kLocationDevice)
     return cuda::kInvalidValue;
+  stub_state.last_handle_types = prop->handle_types;
+  stub_state.last_rdma = prop->rdma_capable;
   *out = ++next_id;
   ++stub_state.live;
   return cuda::kSuccess;
@@ -273,7 +275,8 @@ cuda::Result cuMemUnmap(cuda::DevicePtr at, std::size_t size) {
 cuda::Result cuMemSetAccess(cuda::DevicePtr at, std::size_t size, const cuda::MemAccessDesc* access,
                             std::size_t count) {
   STUB_BEGIN("cuMemSetAccess");
-  if (count != 1 || access->flags != cuda::kAccessReadWrite) return cuda::kInvalidValue;
+  if (count == 0 || access->flags != cuda::kAccessReadWrite) return cuda::kInvalidValue;
+  stub_state.last_access_count = static_cast<int>(count);
   mprotect(reinterpret_cast<void*>(at), size, PROT_READ | PROT_WRITE);
   return cuda::kSuccess;
 }
@@ -281,6 +284,51 @@ cuda::Result cuMemSetAccess(cuda::DevicePtr at, std::size_t size, const cuda::Me
 cuda::Result cuMemGetAllocationGranularity(std::size_t* out, const cuda::MemAllocationProp*, int) {
   STUB_BEGIN("cuMemGetAllocationGranularity");
   *out = kPage;
+  return cuda::kSuccess;
+}
+
+cuda::Result cuDeviceCanAccessPeer(int* out, cuda::Device, cuda::Device) {
+  *out = 1;
+  return fails("cuDeviceCanAccessPeer");
+}
+
+cuda::Result cuMemPoolCreate(cuda::MemoryPool* out, const cuda::MemPoolProps* props) {
+  STUB_BEGIN("cuMemPoolCreate");
+  if (props->type != cuda::kAllocationPinned || props->location.type != cuda::kLocationDevice)
+    return cuda::kInvalidValue;
+  *out = reinterpret_cast<cuda::MemoryPool>(remember(new int));
+  return cuda::kSuccess;
+}
+
+cuda::Result cuMemPoolDestroy(cuda::MemoryPool pool) {
+  STUB_BEGIN("cuMemPoolDestroy");
+  forget(pool);
+  delete reinterpret_cast<int*>(pool);
+  return cuda::kSuccess;
+}
+
+cuda::Result cuMemPoolSetAttribute(cuda::MemoryPool, int attribute, void* value) {
+  STUB_BEGIN("cuMemPoolSetAttribute");
+  if (attribute != cuda::kPoolReleaseThreshold) return cuda::kInvalidValue;
+  stub_state.release_threshold = *static_cast<std::uint64_t*>(value);
+  return cuda::kSuccess;
+}
+
+cuda::Result cuMemPoolTrimTo(cuda::MemoryPool, std::size_t) {
+  STUB_BEGIN("cuMemPoolTrimTo");
+  return cuda::kSuccess;
+}
+
+cuda::Result cuMemAllocFromPoolAsync(cuda::DevicePtr* out, std::size_t size, cuda::MemoryPool, cuda::Stream stream) {
+  STUB_BEGIN("cuMemAllocFromPoolAsync", stream);
+  *out = reinterpret_cast<cuda::DevicePtr>(remember(std::aligned_alloc(512, (size + 511) / 512 * 512)));
+  return cuda::kSuccess;
+}
+
+cuda::Result cuMemFreeAsync(cuda::DevicePtr at, cuda::Stream stream) {
+  STUB_BEGIN("cuMemFreeAsync", stream);
+  forget(reinterpret_cast<void*>(at));
+  std::free(reinterpret_cast<void*>(at));
   return cuda::kSuccess;
 }
 
@@ -307,6 +355,11 @@ cuda::Result cuStreamQuery(cuda::Stream stream) {
   for (const Launch& launch : waiting) run(launch);
   waiting.clear();
   return cuda::kSuccess;
+}
+
+cuda::Result cuStreamSynchronize(cuda::Stream stream) {
+  STUB_BEGIN("cuStreamSynchronize", stream);
+  return stub_state.busy ? cuda::kInvalidValue : cuda::kSuccess;  // it would wait, which the driver never does
 }
 
 // A test declares that a stream captures.

@@ -20,6 +20,7 @@ using Function = struct FunctionTag*;
 using Stream = struct StreamTag*;
 using Event = struct EventTag*;
 using Graph = struct GraphTag*;
+using MemoryPool = struct MemoryPoolTag*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kInvalidValue = 1;
@@ -44,6 +45,10 @@ inline constexpr std::uint64_t kProcAddressLegacyStream = 1;
 
 inline constexpr int kAttributeManagedMemory = 83;
 inline constexpr int kAttributeVirtualMemory = 102;
+inline constexpr int kAttributePosixFd = 103;
+inline constexpr int kAttributeRdma = 110;  // for virtual memory
+inline constexpr int kAttributeMemoryPools = 115;
+inline constexpr int kAttributeFabric = 128;
 
 struct MemLocation {
   std::uint32_t type;  // kLocationDevice
@@ -53,7 +58,7 @@ inline constexpr std::uint32_t kLocationDevice = 1;
 
 struct MemAllocationProp {
   std::uint32_t type;          // kAllocationPinned
-  std::uint32_t handle_types;  // 0: not exported
+  std::uint32_t handle_types;  // kHandle…
   MemLocation location;
   void* win32_meta_data;
   std::uint8_t compression;
@@ -62,6 +67,9 @@ struct MemAllocationProp {
   std::uint8_t reserved[4];
 };
 inline constexpr std::uint32_t kAllocationPinned = 1;
+inline constexpr std::uint32_t kHandleNone = 0;
+inline constexpr std::uint32_t kHandlePosixFd = 1;
+inline constexpr std::uint32_t kHandleFabric = 8;
 inline constexpr int kGranularityMinimum = 0;
 static_assert(sizeof(MemAllocationProp) == 32);
 
@@ -71,6 +79,18 @@ struct MemAccessDesc {
 };
 inline constexpr std::uint32_t kAccessReadWrite = 3;
 static_assert(sizeof(MemAccessDesc) == 12);
+
+struct MemPoolProps {
+  std::uint32_t type;          // kAllocationPinned
+  std::uint32_t handle_types;  // kHandleNone
+  MemLocation location;
+  void* win32_security;
+  std::size_t max_size;  // 0: whatever the device has
+  std::uint16_t usage;
+  std::uint8_t reserved[54];
+};
+inline constexpr int kPoolReleaseThreshold = 4;
+static_assert(sizeof(MemPoolProps) == 88);
 
 // One row a function: base name, the CUDA version whose prototype this is, whether we can do without, its parameters.
 // clang-format off
@@ -105,9 +125,17 @@ static_assert(sizeof(MemAccessDesc) == 12);
   X(cuMemUnmap, 10020, optional, (DevicePtr, std::size_t))                                                             \
   X(cuMemSetAccess, 10020, optional, (DevicePtr, std::size_t, const MemAccessDesc*, std::size_t))                      \
   X(cuMemGetAllocationGranularity, 10020, optional, (std::size_t*, const MemAllocationProp*, int))                     \
+  X(cuDeviceCanAccessPeer, 4000, optional, (int*, Device, Device))                                                     \
+  X(cuMemPoolCreate, 11020, optional, (MemoryPool*, const MemPoolProps*))                                              \
+  X(cuMemPoolDestroy, 11020, optional, (MemoryPool))                                                                   \
+  X(cuMemPoolSetAttribute, 11020, optional, (MemoryPool, int, void*))                                                  \
+  X(cuMemPoolTrimTo, 11020, optional, (MemoryPool, std::size_t))                                                       \
+  X(cuMemAllocFromPoolAsync, 11020, optional, (DevicePtr*, std::size_t, MemoryPool, Stream))                           \
+  X(cuMemFreeAsync, 11020, optional, (DevicePtr, Stream))                                                              \
   X(cuStreamCreate, 2000, required, (Stream*, unsigned))                                                               \
   X(cuStreamDestroy, 4000, required, (Stream))                                                                         \
   X(cuStreamQuery, 2000, required, (Stream))                                                                           \
+  X(cuStreamSynchronize, 2000, required, (Stream))                                                                      \
   X(cuStreamIsCapturing, 10000, required, (Stream, int*))                                                              \
   X(cuStreamGetCaptureInfo, 11030, optional,                                                                           \
     (Stream, int*, std::uint64_t*, Graph*, const void**, std::size_t*))                                                \

@@ -32,6 +32,7 @@ void explain(Result result, const std::string& what, OpenError* kind, std::strin
 }
 
 Event to_event(EventHandle handle) { return reinterpret_cast<Event>(handle); }
+MemoryPool to_pool(PoolHandle handle) { return reinterpret_cast<MemoryPool>(handle); }
 
 Call alloc_call(Kind kind) {
   return kind == Kind::device ? Call::mem_alloc : kind == Kind::pinned ? Call::mem_alloc_host : Call::mem_alloc_managed;
@@ -80,6 +81,7 @@ std::shared_ptr<CudaDriver> CudaDriver::create(const Library& library, int ordin
   can.context_events = api.cuCtxRecordEvent != nullptr;
   can.total_memory = total;
   can.address_chunk = address_chunk(total);
+  self.find_traits();
 
   Result result = kSuccess;
   std::string what;
@@ -93,7 +95,7 @@ std::shared_ptr<CudaDriver> CudaDriver::create(const Library& library, int ordin
     what = "making the device's context current";
     if (result == kSuccess && can.virtual_memory) {
       std::size_t granularity = 0;
-      const MemAllocationProp prop = self.allocation();
+      const MemAllocationProp prop = self.allocation({});
       if (api.cuMemGetAllocationGranularity(&granularity, &prop, kGranularityMinimum) == kSuccess && granularity > 0)
         can.granularity = granularity;
       else
@@ -134,10 +136,40 @@ Status CudaDriver::run(Call which, bool able, Body&& body) {
   return session_.status(which, body(library_.api));
 }
 
-MemAllocationProp CudaDriver::allocation() const {
+// What else this device can do with memory. A question that fails is answered with no.
+void CudaDriver::find_traits() {
+  const Api& api = library_.api;
+  const auto has = [&](int attribute) {
+    int value = 0;
+    return api.cuDeviceGetAttribute(&value, attribute, session_.device) == kSuccess && value != 0;
+  };
+  Capabilities& can = capabilities_;
+  can.driver_pools = has(kAttributeMemoryPools) && api.cuMemPoolCreate && api.cuMemPoolDestroy &&
+                     api.cuMemPoolSetAttribute && api.cuMemPoolTrimTo && api.cuMemAllocFromPoolAsync &&
+                     api.cuMemFreeAsync;
+  if (!can.virtual_memory) return;
+  can.export_posix_fd = has(kAttributePosixFd);
+  can.export_fabric = has(kAttributeFabric);
+  can.rdma = has(kAttributeRdma);
+  int devices = 0;
+  if (!api.cuDeviceCanAccessPeer || api.cuDeviceGetCount(&devices) != kSuccess) return;
+  for (int ordinal = 0; ordinal < devices; ++ordinal) {
+    Device other = 0;
+    int can_access = 0;
+    if (ordinal != ordinal_ && api.cuDeviceGet(&other, ordinal) == kSuccess &&
+        api.cuDeviceCanAccessPeer(&can_access, other, session_.device) == kSuccess && can_access != 0)
+      can.peers.push_back(ordinal);
+  }
+}
+
+MemAllocationProp CudaDriver::allocation(const MemoryTraits& traits) const {
   MemAllocationProp prop{};
   prop.type = kAllocationPinned;
   prop.location = {kLocationDevice, session_.device};
+  prop.handle_types = traits.exported == Export::posix_fd ? kHandlePosixFd
+                      : traits.exported == Export::fabric ? kHandleFabric
+                                                          : kHandleNone;
+  prop.rdma_capable = traits.rdma ? 1 : 0;
   return prop;
 }
 
@@ -197,9 +229,27 @@ Status CudaDriver::address_free(Address address, Bytes size) {
              [&](const Api& api) { return api.cuMemAddressFree(address, size); });
 }
 
-Status CudaDriver::mem_create(Bytes size, MemoryHandle* out) {
+Status CudaDriver::mem_granularity(const MemoryTraits& traits, Bytes* out) {
+  const Capabilities& can = capabilities_;
+  *out = can.granularity;
+  const bool reachable = std::all_of(traits.peers.begin(), traits.peers.end(), [&](int peer) {
+    return std::find(can.peers.begin(), can.peers.end(), peer) != can.peers.end();
+  });
+  const bool able = can.virtual_memory && reachable && (!traits.rdma || can.rdma) &&
+                    (traits.exported != Export::posix_fd || can.export_posix_fd) &&
+                    (traits.exported != Export::fabric || can.export_fabric);
+  const MemAllocationProp prop = allocation(traits);
+  return run(Call::mem_granularity, able, [&](const Api& api) {
+    std::size_t granularity = 0;
+    const Result result = api.cuMemGetAllocationGranularity(&granularity, &prop, kGranularityMinimum);
+    if (result == kSuccess && granularity > 0) *out = granularity;
+    return result;
+  });
+}
+
+Status CudaDriver::mem_create(Bytes size, const MemoryTraits& traits, MemoryHandle* out) {
   *out = 0;
-  const MemAllocationProp prop = allocation();
+  const MemAllocationProp prop = allocation(traits);
   return run(Call::mem_create, capabilities_.virtual_memory, [&](const Api& api) -> Result {
     // The calls of virtual memory go on succeeding after a fault of the device, and give memory that nobody can use.
     if (const Result lost = patterns_.device_error()) return lost;
@@ -221,10 +271,64 @@ Status CudaDriver::mem_unmap(Address address, Bytes size) {
              [&](const Api& api) { return api.cuMemUnmap(address, size); });
 }
 
-Status CudaDriver::mem_set_access(Address address, Bytes size) {
-  const MemAccessDesc access{{kLocationDevice, session_.device}, kAccessReadWrite};
-  return run(Call::mem_set_access, capabilities_.virtual_memory,
-             [&](const Api& api) { return api.cuMemSetAccess(address, size, &access, 1); });
+Status CudaDriver::mem_set_access(Address address, Bytes size, const MemoryTraits& traits) {
+  return run(Call::mem_set_access, capabilities_.virtual_memory, [&](const Api& api) -> Result {
+    std::vector<MemAccessDesc> access{{{kLocationDevice, session_.device}, kAccessReadWrite}};
+    for (const int peer : traits.peers) {
+      Device device = 0;
+      if (const Result r = api.cuDeviceGet(&device, peer)) return r;
+      access.push_back({{kLocationDevice, device}, kAccessReadWrite});
+    }
+    return api.cuMemSetAccess(address, size, access.data(), access.size());
+  });
+}
+
+Status CudaDriver::pool_create(PoolHandle* out) {
+  *out = 0;
+  return run(Call::pool_create, capabilities_.driver_pools, [&](const Api& api) -> Result {
+    MemPoolProps props{};
+    props.type = kAllocationPinned;
+    props.location = {kLocationDevice, session_.device};
+    MemoryPool pool = nullptr;
+    if (const Result r = api.cuMemPoolCreate(&pool, &props)) return r;
+    std::uint64_t keep_all = ~std::uint64_t{0};  // else each synchronisation gives memory back
+    if (const Result r = api.cuMemPoolSetAttribute(pool, kPoolReleaseThreshold, &keep_all)) {
+      api.cuMemPoolDestroy(pool);
+      return r;
+    }
+    *out = reinterpret_cast<PoolHandle>(pool);
+    return kSuccess;
+  });
+}
+
+Status CudaDriver::pool_destroy(PoolHandle pool) {
+  return run(Call::pool_destroy, capabilities_.driver_pools,
+             [&](const Api& api) { return api.cuMemPoolDestroy(to_pool(pool)); });
+}
+
+Status CudaDriver::pool_alloc(PoolHandle pool, StreamHandle stream, Bytes size, Address* out) {
+  *out = 0;
+  return run(Call::pool_alloc, capabilities_.driver_pools,
+             [&](const Api& api) { return api.cuMemAllocFromPoolAsync(out, size, to_pool(pool), to_stream(stream)); });
+}
+
+Status CudaDriver::pool_free(StreamHandle stream, Address address) {
+  return run(Call::pool_free, capabilities_.driver_pools,
+             [&](const Api& api) { return api.cuMemFreeAsync(address, to_stream(stream)); });
+}
+
+// Seen on an H200: after a query that said "done" a trim gives nothing back, after a synchronisation it does. One that
+// comes after such a query returns at once.
+Status CudaDriver::pool_observe(StreamHandle stream) {
+  return run(Call::pool_observe, capabilities_.driver_pools, [&](const Api& api) {
+    const Result result = api.cuStreamQuery(to_stream(stream));
+    return result == kSuccess ? api.cuStreamSynchronize(to_stream(stream)) : result;
+  });
+}
+
+Status CudaDriver::pool_trim(PoolHandle pool, Bytes keep) {
+  return run(Call::pool_trim, capabilities_.driver_pools,
+             [&](const Api& api) { return api.cuMemPoolTrimTo(to_pool(pool), keep); });
 }
 
 Status CudaDriver::stream_is_capturing(StreamHandle stream, CaptureState* out) {

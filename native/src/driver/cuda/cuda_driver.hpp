@@ -39,11 +39,19 @@ class CudaDriver final : public Driver {
 
   Status address_reserve(Bytes size, Bytes alignment, Address* out) override;
   Status address_free(Address address, Bytes size) override;
-  Status mem_create(Bytes size, MemoryHandle* out) override;
+  Status mem_granularity(const MemoryTraits& traits, Bytes* out) override;
+  Status mem_create(Bytes size, const MemoryTraits& traits, MemoryHandle* out) override;
   Status mem_release(MemoryHandle handle) override;
   Status mem_map(Address address, Bytes size, MemoryHandle handle) override;
   Status mem_unmap(Address address, Bytes size) override;
-  Status mem_set_access(Address address, Bytes size) override;
+  Status mem_set_access(Address address, Bytes size, const MemoryTraits& traits) override;
+
+  Status pool_create(PoolHandle* out) override;
+  Status pool_destroy(PoolHandle pool) override;
+  Status pool_alloc(PoolHandle pool, StreamHandle stream, Bytes size, Address* out) override;
+  Status pool_free(StreamHandle stream, Address address) override;
+  Status pool_observe(StreamHandle stream) override;
+  Status pool_trim(PoolHandle pool, Bytes keep) override;
 
   Status stream_is_capturing(StreamHandle stream, CaptureState* out) override;
   Status stream_id(StreamHandle stream, std::uint64_t* out) override;
@@ -73,7 +81,8 @@ class CudaDriver final : public Driver {
   template <typename Body>
   Status run(Call which, bool able, Body&& body);
 
-  MemAllocationProp allocation() const;
+  MemAllocationProp allocation(const MemoryTraits& traits) const;
+  void find_traits();
 
   const Library& library_;
   const int ordinal_;

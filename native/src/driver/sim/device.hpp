@@ -1,5 +1,5 @@
 // One simulated device: Driver (and more, machine.hpp) over the engine and the memory of its machine.
-// The calls are in device_memory.cpp, device_streams.cpp, device_work.cpp. Imports sim/ only.
+// The calls are in device_memory.cpp, device_pools.cpp, device_streams.cpp, device_work.cpp. Imports sim/ only.
 #pragma once
 
 #include <memory>
@@ -28,11 +28,18 @@ class SimDevice final : public Device {
   Status mem_info(Bytes* free_bytes, Bytes* total_bytes) override;
   Status address_reserve(Bytes size, Bytes alignment, Address* out) override;
   Status address_free(Address address, Bytes size) override;
-  Status mem_create(Bytes size, MemoryHandle* out) override;
+  Status mem_granularity(const MemoryTraits& traits, Bytes* out) override;
+  Status mem_create(Bytes size, const MemoryTraits& traits, MemoryHandle* out) override;
   Status mem_release(MemoryHandle handle) override;
   Status mem_map(Address address, Bytes size, MemoryHandle handle) override;
   Status mem_unmap(Address address, Bytes size) override;
-  Status mem_set_access(Address address, Bytes size) override;
+  Status mem_set_access(Address address, Bytes size, const MemoryTraits& traits) override;
+  Status pool_create(PoolHandle* out) override;
+  Status pool_destroy(PoolHandle pool) override;
+  Status pool_alloc(PoolHandle pool, StreamHandle stream, Bytes size, Address* out) override;
+  Status pool_free(StreamHandle stream, Address address) override;
+  Status pool_observe(StreamHandle stream) override;
+  Status pool_trim(PoolHandle pool, Bytes keep) override;
 
   Status stream_is_capturing(StreamHandle stream, CaptureState* out) override;
   Status stream_id(StreamHandle stream, std::uint64_t* out) override;
@@ -76,6 +83,7 @@ class SimDevice final : public Device {
   std::uint64_t pending_work() override;
   Bytes used_memory() override { return machine_->memory.used(ordinal_); }
   std::string fault_text() override;
+  std::vector<int> accessors(Address address) override { return machine_->memory.accessors(address); }
 
  private:
   // Counts the call and says why it cannot be made: gone, lost, inside a queued body, or told to fail.
@@ -84,6 +92,7 @@ class SimDevice final : public Device {
   Status fail(Call call, Code code, int number) const;
   Status from_memory(Call call, Code code) const;
   Status from_wait(Call call, Waited waited) const;
+  Status stream_for_pool(Call call, StreamHandle handle, std::uint64_t* id);
   Status captured_away(Call call, const StreamPtr& stream, int number);
 
   Status query(EventHandle event, bool foreign);
@@ -95,6 +104,8 @@ class SimDevice final : public Device {
     Clock clock;
   };
   Status queue(Call call, Work work, bool foreign, Queued* out);
+  // The same, where what counts for the race check is not what must be mapped when the work runs.
+  Status queue(Call call, Work work, bool foreign, Queued* out, const std::vector<Access>& touched);
   std::vector<std::pair<Place, bool>> places_of(const std::vector<Access>& accesses) const;
   Status pattern_pass(Call call, std::span<const Range> ranges, bool write, std::uint64_t* ticket, Tick* tick);
   void pattern_done(std::uint64_t ticket, Tick tick);

@@ -1,4 +1,6 @@
 // The simulated device's calls for memory, and what all calls begin with. See device.hpp.
+#include <algorithm>
+
 #include "device.hpp"
 
 namespace streampool::driver::sim {
@@ -13,6 +15,10 @@ SimDevice::SimDevice(std::shared_ptr<Machine> machine, int ordinal)
   capabilities_.managed_memory = config.managed_memory;
   capabilities_.context_events = config.context_events;
   capabilities_.device_memory_on_host = true;
+  capabilities_.driver_pools = config.driver_pools;
+  capabilities_.export_posix_fd = capabilities_.rdma = config.virtual_memory;  // and no fabric
+  for (int other = 0; config.virtual_memory && other < config.devices; ++other)
+    if (other != ordinal) capabilities_.peers.push_back(other);
   capabilities_.granularity = kPage;
   capabilities_.total_memory = config.memory;
   // Addresses are scarce here (1 TiB a process), and pools are many in tests.
@@ -154,10 +160,23 @@ Status SimDevice::address_free(Address address, Bytes size) {
   return from_memory(call, machine_->memory.unreserve(address, size));
 }
 
-Status SimDevice::mem_create(Bytes size, MemoryHandle* out) {
+Status SimDevice::mem_granularity(const MemoryTraits& traits, Bytes* out) {
+  constexpr Call call = Call::mem_granularity;
+  if (const Status status = enter(call); !status) return status;
+  const std::vector<int>& peers = capabilities_.peers;
+  const bool able = capabilities_.virtual_memory && traits.exported != Export::fabric &&
+                    std::all_of(traits.peers.begin(), traits.peers.end(),
+                                [&](int peer) { return std::find(peers.begin(), peers.end(), peer) != peers.end(); });
+  if (!able) return fail(call, Code::not_supported, kNotSupported);
+  *out = kPage;
+  return {};
+}
+
+Status SimDevice::mem_create(Bytes size, const MemoryTraits& traits, MemoryHandle* out) {
   constexpr Call call = Call::mem_create;
   if (const Status status = enter(call); !status) return status;
-  if (!capabilities_.virtual_memory) return fail(call, Code::not_supported, kNotSupported);
+  if (!capabilities_.virtual_memory || traits.exported == Export::fabric)
+    return fail(call, Code::not_supported, kNotSupported);
   return from_memory(call, machine_->memory.create(ordinal_, size, out));
 }
 
@@ -186,10 +205,12 @@ Status SimDevice::mem_unmap(Address address, Bytes size) {
   return status;
 }
 
-Status SimDevice::mem_set_access(Address address, Bytes size) {
+Status SimDevice::mem_set_access(Address address, Bytes size, const MemoryTraits& traits) {
   constexpr Call call = Call::mem_set_access;
   if (const Status status = enter(call); !status) return status;
-  return from_memory(call, machine_->memory.set_access(address, size));
+  std::vector<int> devices{ordinal_};
+  devices.insert(devices.end(), traits.peers.begin(), traits.peers.end());
+  return from_memory(call, machine_->memory.set_access(address, size, std::move(devices)));
 }
 
 }  // namespace streampool::driver::sim

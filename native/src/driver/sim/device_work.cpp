@@ -51,7 +51,12 @@ std::vector<std::pair<Place, bool>> SimDevice::places_of(const std::vector<Acces
 }
 
 Status SimDevice::queue(Call call, Work work, bool foreign, Queued* out) {
-  const auto places = places_of(work.accesses);
+  const std::vector<Access> touched = work.accesses;
+  return queue(call, std::move(work), foreign, out, touched);
+}
+
+Status SimDevice::queue(Call call, Work work, bool foreign, Queued* out, const std::vector<Access>& touched) {
+  const auto places = places_of(touched);
   Trash trash;
   const Lock lock(machine_->mutex);
   const StreamPtr stream = machine_->find_stream(state_, work.stream, call);

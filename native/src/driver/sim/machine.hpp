@@ -41,6 +41,7 @@ struct Config {
   bool virtual_memory = true;
   bool managed_memory = true;
   bool context_events = true;
+  bool driver_pools = true;
   bool check_races = true;
   bool abort_on_trap = false;  // a dead handle ends the process, as on hardware
 };
@@ -140,6 +141,8 @@ class Device : public Driver {
   virtual std::uint64_t pending_work() = 0;  // queued and not done
   virtual Bytes used_memory() = 0;           // device memory handed out by this driver
   virtual std::string fault_text() = 0;      // what made the device lost
+  // The devices that may reach mapped memory, by ordinal; empty where nothing is mapped or nobody may.
+  virtual std::vector<int> accessors(Address address) = 0;
 };
 
 // The machine of now; it starts on the first use. Null, with a sentence, for an ordinal that is not there.

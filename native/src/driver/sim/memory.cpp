@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <iterator>
+
+#include "host_mappings.hpp"
 
 namespace streampool::driver::sim {
 namespace {
@@ -32,12 +35,6 @@ std::int64_t mapping_limit() {
     return std::max<std::int64_t>(value - kMappingsOfOthers, value / 4);
   }();
   return limit;
-}
-
-bool add_mappings(std::int64_t n) {
-  if (host_mappings.fetch_add(n) + n <= mapping_limit() || n <= 0) return true;
-  host_mappings.fetch_sub(n);
-  return false;
 }
 
 void* at(Address address) { return reinterpret_cast<void*>(address); }  // NOLINT: addresses are numbers here
@@ -69,6 +66,12 @@ std::pair<Address, Address> gap_around(const Mappings& mappings, Address begin, 
 
 }  // namespace
 
+bool add_mappings(std::int64_t n) {
+  if (host_mappings.fetch_add(n) + n <= mapping_limit() || n <= 0) return true;
+  host_mappings.fetch_sub(n);
+  return false;
+}
+
 Memory::Memory(int devices, Bytes device_memory, Bytes host_memory)
     : device_memory_(device_memory), host_memory_(host_memory) {
   physical_.resize(static_cast<std::size_t>(devices));
@@ -80,6 +83,11 @@ Memory::~Memory() {
     host_mappings.fetch_sub(1);
   }
   for (const auto& [address, bytes] : kept_) munmap(at(address), bytes);
+  for (const auto& [handle, pool] : pools_)
+    for (const auto& [address, piece] : pool.pieces) {
+      munmap(at(address), piece.size);
+      host_mappings.fetch_sub(1);
+    }
   for (const auto& [address, reservation] : reservations_) {
     munmap(at(address), reservation.size);
     std::int64_t count = 1;
@@ -298,7 +306,7 @@ Code Memory::map(Address address, Bytes size, MemoryHandle handle) {
     return Code::out_of_memory;
   }
   ++found->second.mapped;
-  reservation->mappings.emplace(address, Mapping{size, handle, false});
+  reservation->mappings.emplace(address, Mapping{size, handle, {}});
   return Code::ok;
 }
 
@@ -334,7 +342,7 @@ Code Memory::unmap(Address address, Bytes size, bool* in_use) {
   return Code::ok;
 }
 
-Code Memory::set_access(Address address, Bytes size) {
+Code Memory::set_access(Address address, Bytes size, std::vector<int> devices) {
   const std::lock_guard lock(mutex_);
   Address base = 0;
   Reservation* reservation = size == 0 ? nullptr : reservation_of(address, size, &base);
@@ -348,8 +356,19 @@ Code Memory::set_access(Address address, Bytes size) {
   }
   if (end != address + size) return Code::invalid;
   if (mprotect(at(address), size, PROT_READ | PROT_WRITE) != 0) return Code::out_of_memory;
-  for (auto one = first; one != last; ++one) one->second.accessible = true;
+  for (auto one = first; one != last; ++one) one->second.devices = devices;
   return Code::ok;
+}
+
+std::vector<int> Memory::accessors(Address address) const {
+  const std::lock_guard lock(mutex_);
+  auto reservation = reservations_.upper_bound(address);
+  if (reservation == reservations_.begin()) return {};
+  const auto& mappings = std::prev(reservation)->second.mappings;
+  auto found = mappings.upper_bound(address);
+  if (found == mappings.begin()) return {};
+  --found;
+  return address - found->first < found->second.size ? found->second.devices : std::vector<int>{};
 }
 
 bool Memory::accessible(Address begin, Bytes size) const {
@@ -359,6 +378,10 @@ bool Memory::accessible(Address begin, Bytes size) const {
       --found;
       if (begin - found->first < found->second.size) have = found->second.size - (begin - found->first);
     }
+    if (auto found = ready_.upper_bound(begin); have == 0 && found != ready_.begin()) {
+      --found;
+      if (begin - found->first < found->second) have = found->second - (begin - found->first);
+    }
     if (have == 0) {
       auto reservation = reservations_.upper_bound(begin);
       if (reservation == reservations_.begin()) return false;
@@ -367,7 +390,7 @@ bool Memory::accessible(Address begin, Bytes size) const {
       auto found = mappings.upper_bound(begin);
       if (found == mappings.begin()) return false;
       --found;
-      if (begin - found->first >= found->second.size || !found->second.accessible) return false;
+      if (begin - found->first >= found->second.size || found->second.devices.empty()) return false;
       have = found->second.size - (begin - found->first);
     }
     if (have >= size) return true;
@@ -407,6 +430,10 @@ bool Memory::known(Address address) const {
   if (auto found = allocations_.upper_bound(address); found != allocations_.begin()) {
     --found;
     if (address - found->first < found->second.size) return true;
+  }
+  for (const auto& [handle, pool] : pools_) {
+    auto piece = pool.pieces.upper_bound(address);
+    if (piece != pool.pieces.begin() && address - std::prev(piece)->first < std::prev(piece)->second.size) return true;
   }
   auto found = reservations_.upper_bound(address);
   if (found == reservations_.begin()) return false;

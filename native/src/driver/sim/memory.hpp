@@ -50,7 +50,19 @@ class Memory {
   Code release(MemoryHandle handle);
   Code map(Address address, Bytes size, MemoryHandle handle);
   Code unmap(Address address, Bytes size, bool* in_use);
-  Code set_access(Address address, Bytes size);
+  Code set_access(Address address, Bytes size, std::vector<int> devices);
+  std::vector<int> accessors(Address address) const;
+
+  // The driver's own pools (pools.cpp). `stream` is the id of the stream in whose order something happens; `pool_ready`
+  // and `pool_gone` say that the stream has come there. In between the memory may be touched.
+  PoolHandle pool_create(int device);
+  Code pool_destroy(PoolHandle pool);
+  Code pool_take(PoolHandle pool, std::uint64_t stream, Bytes size, Address* out, Bytes* mapped);
+  void pool_ready(Address address);
+  Code pool_give(Address address, std::uint64_t stream, Bytes* mapped, std::uint64_t* number);
+  void pool_gone(Address address, std::uint64_t number);
+  void pool_observe(std::uint64_t stream);
+  Code pool_trim(PoolHandle pool, Bytes keep);
 
   // Work is about to touch these bytes: null when it may (end with `leave`), else the first access that faults.
   const Access* enter(const std::vector<Access>& accesses, std::uint64_t* ticket);
@@ -71,7 +83,7 @@ class Memory {
   struct Mapping {
     Bytes size = 0;
     MemoryHandle handle = 0;
-    bool accessible = false;
+    std::vector<int> devices{};  // that may reach it
   };
   struct Reservation {
     Bytes size = 0;
@@ -83,6 +95,20 @@ class Memory {
     std::uint64_t offset = 0;
     std::uint32_t mapped = 0;
     bool released = false;
+  };
+  // A piece of a driver's pool: one mapping of the host. Handed out, or kept for the next one who asks for that much.
+  // Kept pieces are also what a larger request is made of, as the driver does by mapping memory anew.
+  struct PoolPiece {
+    Bytes size = 0;
+    bool used = true;
+    std::uint64_t stream = 0;  // where it was freed
+    std::uint64_t number = 0;  // of that free; 0: the stream has come there, anybody may have the piece
+    bool noted = false;        // and the host has taken note of it: the memory may go
+  };
+  struct DriverPool {
+    int device = 0;
+    bool destroyed = false;
+    std::map<Address, PoolPiece> pieces;
   };
   struct Physical {
     int file = -1;
@@ -97,6 +123,8 @@ class Memory {
   Reservation* reservation_of(Address address, Bytes size, Address* begin);
   bool accessible(Address begin, Bytes size) const;
   bool touched_by_running(Address begin, Bytes size) const;
+  void drop_piece(DriverPool& pool, std::map<Address, PoolPiece>::iterator piece);
+  DriverPool* pool_of(Address address, std::map<Address, PoolPiece>::iterator* piece);
   void destroy_if_unused(std::unordered_map<MemoryHandle, Handle>::iterator found);
 
   mutable std::mutex mutex_;
@@ -109,6 +137,10 @@ class Memory {
   std::map<Address, Reservation> reservations_;
   std::unordered_map<MemoryHandle, Handle> handles_;
   MemoryHandle next_handle_ = 1;
+  std::map<PoolHandle, DriverPool> pools_;
+  PoolHandle next_pool_ = 1;
+  std::uint64_t next_free_ = 1;
+  std::map<Address, Bytes> ready_;  // of the pools: what may be touched now
   std::map<std::uint64_t, std::vector<Access>> running_;
   std::uint64_t next_ticket_ = 1;
   std::vector<std::pair<Address, Bytes>> kept_;  // freed under running work
