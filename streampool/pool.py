@@ -20,6 +20,8 @@ __all__ = ["CheckResult", "Pool", "PoolStats"]
 class PoolStats(dict[str, Any]):
     """Counters of a pool at one moment, in bytes and counts: ``stats.in_use`` and ``stats["in_use"]`` are the same.
 
+    ``source`` says where the pool's segments come from (``"vmm"``, ``"malloc"``, ``"driver"``).
+
     ``in_use + rounding + guards + quarantined + pending + cached == reserved`` whenever the pool is quiet. The names
     are the core's table of counters.
     """
@@ -57,7 +59,8 @@ class Pool(_core.Pool):
         ``"off"``, ``"observe"``, ``"production"``, ``"debug"`` or ``"paranoid"``; None is what ``STREAMPOOL_OPTIONS``
         says, else ``"production"``.
     limit
-        The most bytes held from the driver: a number, or text (``"2GiB"``); None: no limit.
+        The most bytes held from the driver: a number, or text (``"2GiB"``), or a part of the device's memory (``0.8``,
+        ``"80%"``); None: no limit.
     initial
         Bytes to take from the driver at once.
     name
@@ -81,7 +84,7 @@ class Pool(_core.Pool):
         device: Any = None,
         kind: str = "device",
         mode: str | None = None,
-        limit: int | str | None = None,
+        limit: int | float | str | None = None,
         initial: int | str | None = None,
         *,
         name: str = "default",

@@ -199,7 +199,8 @@ def test_a_pool_can_be_filled_up_to_its_limit(sc: Scene, kind: str) -> None:
 
 FIELDS = {
     "request", "alignment", "stream", "device", "pool", "kind", "limit", "reserved", "in_use", "pending", "cached",
-    "quarantined", "largest_free", "device_free", "device_total", "reason", "driver_error", "holders", "sample_bytes",
+    "quarantined", "largest_free", "device_free", "device_total", "missing", "reason", "driver_error", "holders",
+    "sample_bytes",
 }  # fmt: skip
 
 

@@ -56,11 +56,14 @@ def test_doctor_says_what_there_is_in_json() -> None:
     assert {option["name"] for option in facts["options"]} == {option.name for option in _core.option_table()}
     assert facts["limits"]["max_map_count"] > 0
     assert facts["build"]
+    assert facts["devices"]["sim"][0]["segments"] == {
+        "default": "vmm", "sources": ["vmm", "malloc", "driver"], "export": ["posix_fd"], "rdma": True, "peers": [],
+    }  # fmt: skip
 
 
 def test_doctor_says_the_same_to_a_person() -> None:
     done = CliRunner().invoke(cli, ["doctor"])
-    for words in ("sim:0", "max_map_count", "guard_bytes", "options"):
+    for words in ("sim:0", "segments=vmm unless told otherwise", "max_map_count", "guard_bytes", "options"):
         assert words in done.stdout
 
 

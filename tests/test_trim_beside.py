@@ -9,7 +9,10 @@ import pytest
 from scene import MIB, scene
 
 
-@pytest.mark.parametrize(("kind", "options"), [("pinned", {}), ("managed", {}), ("device", {"segments": "malloc"})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("pinned", {}), ("managed", {}), ("device", {"segments": "malloc"}), ("device", {"segments": "driver"})],
+)
 def test_trimming_beside_other_threads_hands_nothing_out_twice(kind: str, options: dict[str, Any]) -> None:
     """Found by a tester: a buffer closed once raised DoubleFreeError after another thread's trim."""
     with scene(seed=None) as sc:

@@ -80,6 +80,7 @@ void raise(pool::Failure& failure) {
         fields["largest_free"] = r.largest_free;
         fields["device_free"] = r.device_known ? nb::object(nb::int_(r.device_free)) : nb::none();
         fields["device_total"] = r.device_known ? nb::object(nb::int_(r.device_total)) : nb::none();
+        fields["missing"] = r.missing;
         fields["reason"] = std::string(pool::oom_reason_word(r.reason));
         fields["driver_error"] = r.driver_error;
         nb::list holders;

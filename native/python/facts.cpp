@@ -100,7 +100,9 @@ nb::dict stats_dict(const pool::Stats& s) {
   PUT(out_of_memory);
   PUT(trampled);
   PUT(legacy_fences);
+  PUT(handles_moved);
 #undef PUT
+  d["source"] = std::string(pool::source_word(s.source));
   nb::dict paths;
   for (std::size_t i = 0; i < pool::kPathCount; ++i) paths[pool::path_words()[i]] = s.paths[i];
   d["paths"] = paths;

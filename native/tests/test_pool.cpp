@@ -611,7 +611,7 @@ STREAMPOOL_TEST("the page map keeps no name of a pool that is gone") {
 
 STREAMPOOL_TEST("memory in pieces that went back to the driver is nobody's, whoever gets the addresses next") {
   Options options = steady();
-  options.use_virtual_memory = false;
+  options.segments = SegmentSource::malloc;
   PoolScene scene(options);
   const StreamHandle s = scene.lasting();
   std::vector<BlockRef> blocks = {scene.alloc(512, s), scene.alloc(8 * kMiB, s)};
@@ -888,7 +888,7 @@ STREAMPOOL_TEST("trim gives back what it can and says what it could not") {
 STREAMPOOL_TEST("after close with nothing live the driver has everything back: memory, events, streams, addresses") {
   for (const bool mapped : {true, false}) {
     Options options = steady();
-    options.use_virtual_memory = mapped;
+    options.segments = mapped ? SegmentSource::vmm : SegmentSource::malloc;
     PoolScene scene(options);
     const StreamHandle s = scene.lasting(), t = scene.stream();
     for (int i = 0; i < 100; ++i) {

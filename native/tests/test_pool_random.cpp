@@ -250,7 +250,7 @@ struct Program : PoolScene {
   void check() {
     std::string broken = core->audit();
     // Pieces go back on a thread of their own, which may be at it still.
-    for (int i = 0; i < 200 && !settings.options.use_virtual_memory && !broken.empty(); ++i) {
+    for (int i = 0; i < 200 && settings.options.segments == SegmentSource::malloc && !broken.empty(); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       broken = core->audit();
     }
@@ -351,7 +351,7 @@ STREAMPOOL_TEST("random programs without reuse across streams, and with driver p
   with_seeds(8, [](std::uint64_t seed) {
     Settings settings;
     settings.options.opportunistic = settings.options.wait = seed % 2 == 0;
-    settings.options.use_virtual_memory = seed % 4 < 2;
+    settings.options.segments = static_cast<SegmentSource>(seed / 2 % 3);
     Program program(settings, seed);
     program.run();
     program.finish();
@@ -390,7 +390,7 @@ STREAMPOOL_TEST("whatever driver call fails in a random program, the pool stays 
     Settings settings;
     settings.failing = true;
     settings.options.wait_timeout = 0;
-    settings.options.use_virtual_memory = seed % 4 != 0;
+    settings.options.segments = static_cast<SegmentSource>(seed % 3);
     settings.options.fence_age = 0;
     Program program(settings, seed);
     program.run();

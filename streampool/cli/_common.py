@@ -13,7 +13,7 @@ from streampool._sizes import parse_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DEVICE", "MODE", "OPTION", "SIZE", "console", "echo", "fail", "is_terminal"]
+__all__ = ["AMOUNT", "DEVICE", "MODE", "OPTION", "SIZE", "console", "echo", "fail", "is_terminal"]
 
 
 class _Mode(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -48,6 +48,16 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer clic
             self.fail(str(error), param, ctx)
 
 
+class _Amount(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    name = "size or %"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return config.check_option("limit", value)
+        except (ValueError, TypeError) as error:
+            self.fail(str(error), param, ctx)
+
+
 class _Option(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
     name = "name=value"
 
@@ -66,6 +76,7 @@ class _Option(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
 MODE = _Mode()
 DEVICE = _Device()
 SIZE = _Size()
+AMOUNT = _Amount()
 OPTION = _Option()
 
 

@@ -134,15 +134,30 @@ def _devices(family: str, broken: list[str]) -> list[dict[str, Any]] | str:
                 "free_bytes": free,
                 "total_bytes": total,
                 "capabilities": driver.capabilities(),
+                "segments": _segments(driver.capabilities()),
             }
         )
         if family == "sim":  # one unless the program configures more
             return found
 
 
+def _segments(can: dict[str, Any]) -> dict[str, Any]:
+    """Give where device memory can come from, and where it comes from unless somebody says otherwise."""
+    there = {"vmm": can["virtual_memory"], "malloc": True, "driver": can["driver_pools"]}
+    sources = [source for source, available in there.items() if available]
+    exports = [name for name in ("posix_fd", "fabric") if can[f"export_{name}"]]
+    return {
+        "default": sources[0],
+        "sources": sources,
+        "export": exports,
+        "rdma": can["rdma"],
+        "peers": can["peers"],
+    }
+
+
 def _value(kind: str, text: str) -> str:
     """Give an option's value as a person writes it."""
-    return format_size(int(text)) if kind == "size" and text.isdecimal() and text != "0" else text
+    return format_size(int(text)) if kind.startswith("size") and text.isdecimal() and text != "0" else text
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -178,6 +193,16 @@ def _print(facts: dict[str, Any]) -> None:
             )
             can = ", ".join(f"{name}={value}" for name, value in device["capabilities"].items())
             out.print(f"    {can}", markup=False, soft_wrap=True)
+            segments = device["segments"]
+            others = [source for source in segments["sources"] if source != segments["default"]]
+            extra = [*(f"export={name}" for name in segments["export"]), *(["rdma=true"] if segments["rdma"] else [])]
+            extra += [f"peers={','.join(map(str, segments['peers']))}"] if segments["peers"] else []
+            out.print(
+                f"    segments={segments['default']} unless told otherwise (also: {', '.join(others)})"
+                + (f"; its memory can have {', '.join(extra)}" if extra else ""),
+                markup=False,
+                soft_wrap=True,
+            )
     out.print()
     for name, value in facts["limits"].items():
         out.print(f"{name}: {'unknown' if value is None else value} ({_LIMITS[name][1]})", markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from streampool._sizes import format_count, format_size
-from streampool.cli._common import DEVICE, MODE, OPTION, SIZE, console, is_terminal
+from streampool.cli._common import AMOUNT, DEVICE, MODE, OPTION, console, is_terminal
 from streampool.replay import DEFAULT_PASSES, ReplayResult, replay
 from streampool.traces import TraceError, read_trace
 
@@ -48,7 +48,7 @@ Exit codes:
 @click.option(
     "--passes", type=click.IntRange(1, 1000), default=DEFAULT_PASSES, show_default=True, help="Warm passes to time."
 )
-@click.option("--limit", type=SIZE, help="The most bytes that the pool may hold: 4GiB.")
+@click.option("--limit", type=AMOUNT, help="The most that the pool may hold: 4GiB, or 80% of the device's memory.")
 @click.option(
     "--option",
     "options",
@@ -64,7 +64,7 @@ def command(
     mode: str | None,
     verify: bool,
     passes: int,
-    limit: int | None,
+    limit: str | None,
     options: tuple[tuple[str, str], ...],
     as_json: bool,
 ) -> None:

@@ -154,8 +154,8 @@ SP_API sp_status sp_forget_stream(sp_pool* pool, sp_stream stream);
 /* Takes memory from the driver in advance until `size` bytes are free in the pool. Errors as sp_alloc. */
 SP_API sp_status sp_reserve(sp_pool* pool, size_t size);
 
-/* Returns free memory to the driver until at most `keep_bytes` are reserved; `released` (may be NULL) gets the bytes
- * that went back. Errors: DRIVER, DEVICE_LOST, GOING_DOWN, INVALID_ARGUMENT. */
+/* Returns free memory to the driver as long as `keep_bytes` stay reserved, to 2 MiB; `released` (may be NULL) gets the
+ * bytes that went back. Errors: DRIVER, DEVICE_LOST, GOING_DOWN, INVALID_ARGUMENT. */
 SP_API sp_status sp_trim(sp_pool* pool, size_t keep_bytes, size_t* released);
 
 /* Debug mode: checks guards and freed memory now, waiting up to `timeout` seconds for queued work. `faults` (may be

@@ -10,6 +10,7 @@
 
 #include <thread>
 
+#include "sources.hpp"
 #include "thread_cache.hpp"
 
 namespace streampool::pool {
@@ -124,6 +125,8 @@ Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, 
       kind_(kind),
       name_(std::move(name)),
       options_(options),
+      source_(options.segments),
+      granularity_(options.granularity),
       streams_(*driver_, door_.epoch),
       events_(*driver_, &lost_),
       fences_(events_),
@@ -135,13 +138,15 @@ Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, 
 }
 
 std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name,
-                                   const Options& options, Failure* failure) {
+                                   const Options& given, Failure* failure) {
   if (refuse_when_ending(failure) != Errc::ok) return nullptr;
   if (kind == Kind::managed && !driver->capabilities().managed_memory) {
     failure->set(Errc::driver,
                  "device " + std::string(driver->name()) + " has no managed memory; use kind='device' or 'pinned'");
     return nullptr;
   }
+  Options options = given;
+  if (settle_sources(*driver, kind, &options, failure) != Errc::ok) return nullptr;
   BiasedLock::prepare();
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, on_fork); });
@@ -214,15 +219,19 @@ void Core::reap() {
 Core::~Core() {
   const bool ending = driver::ending() != driver::Ending::no;
   if (!ending) {
-    give_back_mapped(0);
-    for (const auto& segment : segments_) {
-      if (segment->mapped) continue;
-      Extent* e = segment->range->first;
-      // Freeing a piece blocks until the device is idle; a destructor does not wait for that.
-      if (e->index == &common_ && e->size == segment->range->size)
-        std::thread([driver = driver_, kind = kind_, at = segment->range->begin] {
-          driver->mem_free(kind, at);
-        }).detach();
+    if (source_ == SegmentSource::vmm) {
+      give_back_mapped(0, false);
+    } else {
+      for (const auto& segment : segments_) {
+        if (!idle_piece(*segment)) continue;
+        if (source_ == SegmentSource::driver)
+          free_piece(segment->range->begin);
+        else  // blocks until the device is idle; a destructor does not wait for that
+          std::thread([driver = driver_, kind = kind_, at = segment->range->begin] {
+            driver->mem_free(kind, at);
+          }).detach();
+      }
+      close_driver_pool();
     }
     std::vector<order::StreamState*> states = streams_.states();
     fences_.clear(states);
@@ -285,16 +294,16 @@ Errc Core::reserve(Bytes bytes, Bytes* reserved, Failure* failure) {
   driver::Status status;
   const Bytes before = reserved_.load();
   Grown grown = Grown::yes;
-  // One piece where it can be had, so that it serves a large block too.
-  if (bytes > before) grown = grow(nullptr, bytes - before, placement::kExtentAlign, false, false, &status);
+  // One piece where it can be had, so that it serves a large block too; beside what there is, however idle that is.
+  if (bytes > before) grown = grow(nullptr, {.bytes = bytes - before, .moving = Moving::none}, &status);
   *reserved = reserved_.load();
   if (grown == Grown::yes) return Errc::ok;
   if (grown == Grown::failed && status.code != driver::Code::out_of_memory)
     return failure->set(Errc::driver, "reserve: the driver gave no memory: " + driver::describe(status));
   AllocRequest request;
   request.size = bytes - before;
-  return out_of_memory(0, bytes - before, request, grown == Grown::limit ? OomReason::limit : OomReason::driver, status,
-                       failure);
+  return out_of_memory(0, bytes - before, bytes - before, request,
+                       grown == Grown::limit ? OomReason::limit : OomReason::driver, status, failure);
 }
 
 TrimResult Core::trim(Bytes keep) {
@@ -355,13 +364,17 @@ void Core::let_go(double timeout) {
     std::lock_guard lock(relay_mutex_);
     relays.swap(relays_);
   }
-  for (Heap* relay : relays) {
-    Failure ignored;
-    const driver::StreamHandle handle = relay->stream.handle;
-    streams_.forget_stream(handle, &ignored);
-    relay->own = false;
-    driver_->stream_destroy(handle);
-  }
+  for (Heap* relay : relays) drop_own_stream(relay);
+  if (reserved_.load(std::memory_order_acquire) == 0) close_driver_pool();
+}
+
+// A private stream of the pool ends. What it still has to do, it does.
+void Core::drop_own_stream(Heap* heap) {
+  Failure ignored;
+  const driver::StreamHandle handle = heap->stream.handle;
+  streams_.forget_stream(handle, &ignored);
+  heap->own = false;
+  driver_->stream_destroy(handle);
 }
 
 }  // namespace streampool::pool

@@ -94,6 +94,8 @@ struct Stats {
   std::array<std::uint64_t, kPathCount> paths{};
   std::uint64_t fences = 0, fences_failed = 0, polls = 0, wait_edges = 0, context_events = 0, stream_lookups = 0;
   std::uint64_t host_waits = 0, out_of_memory = 0, trampled = 0, legacy_fences = 0;
+  std::uint64_t handles_moved = 0;  // to where a run was needed
+  SegmentSource source = SegmentSource::vmm;
 };
 
 // The process ends, or this is a forked child: from here on nothing but frees, which are ignored (R22). Told on the
@@ -182,6 +184,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Kind kind() const { return kind_; }
   const std::string& name() const { return name_; }
   const Options& options() const { return options_; }
+  SegmentSource source() const { return source_; }
   Hooks& hooks() { return hooks_; }
   bool debugging() const { return debugger_ != nullptr; }
 
@@ -210,6 +213,15 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     Path path = Path::own;
     bool counted = false;    // its home counts it as a user already
     bool has_extra = false;  // something is written down in its record's extra
+  };
+
+  // What an allocation, or a reservation, needs of new memory.
+  struct Growth {
+    Bytes bytes = 0;
+    Bytes alignment = kExtentAlignment;
+    bool strict = false;  // only memory whose marks are all complete counts
+    bool beside = false;  // what is free and usable next to it counts
+    Moving moving = Moving::slack;
   };
 
   void draw_sample(Bytes from);
@@ -263,7 +275,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void fill_large(placement::Extent* extent, order::Ticket own, const Need& need, Path path, Found* found);
 
   // ladder.cpp
-  enum class Grown : std::uint8_t { yes, limit, refused, failed };
+  enum class Grown : std::uint8_t { yes, limit, refused, failed, nothing_idle };
   Errc climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure);
   bool poll_stream(Heap& heap, bool fence_legacy);
   void poll_all(bool fence_legacy);
@@ -276,7 +288,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void retire_idle();
   bool retire_idle(Heap& heap);
   bool promote();
-  Errc out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason,
+  Errc out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const AllocRequest& request, OomReason reason,
                      const driver::Status& status, Failure* failure);
   enum class Waited : std::uint8_t { found, nothing, interrupted };
   // Between two looks of a bounded wait: lets time pass, more each time. Not without use once the device is lost.
@@ -287,7 +299,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   };
   enum class Rest : std::uint8_t { waited, over, interrupted };
   Rest rest(Patience& patience);
-  Grown grow_for(Named& t, const Need& need, bool beside, driver::Status* status);
+  Growth growth_for(const Need& need, bool beside, Moving moving) const;
+  Grown grow_for(Named& t, const Need& need, bool beside, Moving moving, driver::Status* status);
+  bool grow_by_moving(Named& t, const Need& need, Path path, Found* found, Grown* grown, driver::Status* status);
   Waited wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found);
 
   // free.cpp
@@ -341,19 +355,66 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool file_quick(Heap& heap, BlockRecord* record);
 
   // segments.cpp
-  Grown grow(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, driver::Status* status);
-  Grown grow_mapped(Heap* t, Bytes bytes, Bytes alignment, bool strict, bool beside, driver::Status* status);
-  Grown grow_piece(Bytes bytes, Bytes alignment, driver::Status* status);
-  void add_piece(Address begin, Bytes size);
-  bool add_address_range(Bytes bytes, driver::Status* status);
+  Grown grow(Heap* t, const Growth& growth, driver::Status* status);
   bool charge(Bytes bytes);
   void uncharge(Bytes bytes);
-  driver::Status map_memory(Address begin, Bytes bytes, std::vector<Segment::Handle>* handles);
-  Bytes give_back_mapped(Bytes keep);
-  Bytes give_back_pieces(Bytes keep, double timeout, bool* interrupted = nullptr);
+  Bytes idle_above_slack() const;
+  Bytes movable_bytes();
   Bytes give_back_idle(Bytes keep, double piece_timeout);
-  void forget_pages(const placement::Range& range);
   void apply_release_threshold(double piece_timeout);
+
+  // mapped.cpp
+  // Growth under way, in the hands of one thread. `laid` is what the new place is made of, by address: the moved
+  // handles first, then new ones.
+  struct Mapping {
+    placement::Extent* piece = nullptr;  // the new place, busy
+    Segment* segment = nullptr;
+    std::vector<IdleHandle> moved;   // held
+    std::vector<IdleHandle> payers;  // held: given back where the limit or the driver has nothing left
+    std::vector<Segment::Handle> laid;
+    std::size_t unmapped = 0;  // so many of `moved` have left their places
+    std::size_t mapped = 0;    // so many of `laid` are in theirs
+    Bytes need = 0;            // of new handles, as planned
+    Bytes fresh = 0;           // charged for them
+  };
+  Grown grow_mapped(Heap* t, const Growth& growth, driver::Status* status);
+  bool plan_growth(Heap* t, const Growth& growth, Mapping* mapping, driver::Status* status);
+  driver::Status fill_growth(Mapping* mapping, bool* within_limit);
+  void abandon(Mapping* mapping);
+  bool pay(Mapping* mapping);
+  bool charge_or_pay(Mapping* mapping, Bytes bytes);
+  void restore(const IdleHandle& idle);
+  std::vector<IdleHandle> find_idle(Address skip_begin, Address skip_end) const;
+  void hold_idle(std::vector<IdleHandle*> idle);
+  Bytes give_back(const std::vector<IdleHandle>& idle);
+  Bytes give_back_mapped(Bytes keep, bool exact);
+  Bytes shrink(const IdleHandle& idle, Bytes bytes);
+  Bytes handle_size_for(Bytes bytes) const;
+  bool add_address_range(Bytes bytes, driver::Status* status);
+
+  // pieces.cpp
+  struct Piece {
+    Address begin = 0;
+    Bytes bytes = 0;
+  };
+  Grown grow_piece(const Growth& growth, driver::Status* status);
+  Grown take_piece(Bytes size, driver::Status* status);
+  void add_piece(Address begin, Bytes size, order::Ticket ticket);
+  driver::Status free_piece(Address begin);
+  bool idle_piece(const Segment& segment) const;
+  Piece take_out(Segment* segment);
+  void forget_pages(const placement::Range& range);
+  Bytes give_back_pieces(Bytes keep, double timeout, bool* interrupted = nullptr);
+  Bytes free_on_errand(const std::vector<Piece>& pieces, double timeout, bool* interrupted);
+  driver::Status open_driver_pool();
+  driver::Status alloc_pooled(Bytes size, Address* begin, order::Ticket* ticket);
+  order::Ticket own_work();
+  Bytes give_back_pooled(Bytes keep, Bytes size);
+  Bytes free_pooled(const std::vector<Piece>& pieces);
+  void trim_driver_pool();
+  void close_driver_pool();
+  void drop_own_stream(Heap* heap);
+
   void let_go(double timeout);
   bool settled();
   static void bury(Core* core);
@@ -403,6 +464,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   const Kind kind_;
   const std::string name_;
   const Options options_;
+  const SegmentSource source_;
+  const Bytes granularity_;  // of virtual memory
   bool ordinary_ = false;  // memory that no host reads and nobody watches: what the fast path is for
   Hooks hooks_;
   std::atomic<bool> lost_{false};  // the device's context is gone for good
@@ -424,6 +487,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::vector<LargeBlock*> spare_large_;
   std::array<std::vector<Slab*>, kClassLists> spare_slabs_;
   std::vector<Segment::Handle> orphans_;  // unmapped, but the driver would not release them: tried again by trim
+  std::vector<IdleHandle> stuck_;         // the driver would not unmap them: held by nobody, tried again by trim
 
   std::atomic<Bytes> reserved_{0}, reserved_peak_{0};
   std::atomic<std::uint64_t> serial_{0};
@@ -433,11 +497,14 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::atomic<std::uint64_t> fruitless_at_{~std::uint64_t{0}};
   std::atomic<Bytes> leaving_{0};  // pieces on their way to the driver: charged, and in no range any more
   std::vector<std::pair<void*, Bytes>> zero_areas_;
-  std::atomic<std::uint64_t> host_waits_{0}, oom_{0}, trampled_{0}, legacy_fences_{0}, slab_cuts_{0};
+  std::atomic<std::uint64_t> host_waits_{0}, oom_{0}, trampled_{0}, legacy_fences_{0}, slab_cuts_{0}, handles_moved_{0};
 
   std::unique_ptr<debug::Debugger> debugger_;
   std::atomic<bool> deep_check_{false};  // somebody waits for the debugger's answer
   std::shared_mutex live_gate_;          // debug mode: held shared by frees, exclusively while live blocks are verified
+
+  std::atomic<driver::PoolHandle> driver_pool_{0};
+  std::atomic<Heap*> piece_heap_{nullptr};  // of the private stream in whose order the driver's pool works
 
   std::mutex relay_mutex_;
   std::vector<Heap*> relays_;  // private streams behind record_event

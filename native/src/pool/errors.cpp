@@ -80,6 +80,8 @@ std::string describe(const OomReport& r, const std::function<std::string(debug::
   t += r.device_known ? ", device free " + both(r.device_free) + " of " + both(r.device_total)
                       : ", device memory unknown (the query failed too)";
   t += "\n";
+  if (r.missing != 0)
+    t += "  missing " + both(r.missing) + ": beyond what can still be had, and what is free and can move\n";
   if (!r.holders.empty()) {
     t += "  held by";
     if (r.sample_bytes != 0) t += " (estimated: one call stack in " + format_bytes(r.sample_bytes) + " is kept)";

@@ -48,6 +48,8 @@ struct OomReport {
   std::string device, pool, kind;
   Bytes limit = 0, reserved = 0, in_use = 0, pending = 0, cached = 0, quarantined = 0, largest_free = 0;
   Bytes device_free = 0, device_total = 0;
+  Bytes missing =
+      0;  // to be freed, or allowed: beyond what limit and device still give, and what lies idle and can move
   bool device_known = false;
   OomReason reason = OomReason::driver;
   std::string driver_error;
@@ -59,7 +61,8 @@ struct Failure {
   Errc code = Errc::ok;
   std::string text;
   std::unique_ptr<OomReport> oom;
-  bool lost = false;  // the device's context is gone for good
+  bool lost = false;     // the device's context is gone for good
+  driver::Status cause;  // the driver call that failed, where one did and it is told apart
 
   Errc set(Errc errc, std::string message) {
     code = errc;

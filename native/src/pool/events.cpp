@@ -5,6 +5,8 @@ namespace streampool::pool {
 
 bool DriverEvents::noted(const driver::Status& status) {
   if (status.code == driver::Code::lost && lost_ != nullptr) lost_->store(true, std::memory_order_release);
+  if (!status.ok() && status.code != driver::Code::not_ready && status.call != nullptr)
+    failed_.store(status.call, std::memory_order_relaxed);
   return status.ok();
 }
 

@@ -26,11 +26,14 @@ class DriverEvents final : public order::Events {
   const driver::Driver& driver() const { return driver_; }
   // Whether a call went well; remembers that the device was found lost.
   bool noted(const driver::Status& status);
+  // The call that failed last; "event_query" where none did, for what is just not done.
+  const char* failed_call() const { return failed_.load(std::memory_order_relaxed); }
 
  private:
   const std::shared_ptr<driver::Driver> kept_;
   driver::Driver& driver_;
   std::atomic<bool>* const lost_ = nullptr;
+  std::atomic<const char*> failed_{"event_query"};
 };
 
 }  // namespace streampool::pool

@@ -264,10 +264,28 @@ bool Core::take_waited(Named& t, const Need& need, Found* found) {
   return false;
 }
 
-Core::Grown Core::grow_for(Named& t, const Need& need, bool beside, driver::Status* status) {
-  if (!need.slot()) return grow(t.heap(), need.bytes, need.alignment, need.strict, beside, status);
-  if (need.cls == kZeroClass) return Grown::failed;  // needs addresses only
-  return grow(t.heap(), placement::slab_size(need.cls), placement::kSlabUnit, need.strict, beside, status);
+Core::Growth Core::growth_for(const Need& need, bool beside, Moving moving) const {
+  if (!need.slot()) return {need.bytes, need.alignment, need.strict, beside, moving};
+  const Bytes bytes = need.cls == kZeroClass ? 0 : placement::slab_size(need.cls);  // that one needs addresses only
+  return {bytes, placement::kSlabUnit, need.strict, beside, moving};
+}
+
+Core::Grown Core::grow_for(Named& t, const Need& need, bool beside, Moving moving, driver::Status* status) {
+  return grow(t.heap(), growth_for(need, beside, moving), status);
+}
+
+// Memory that lies idle in pieces moves to where it makes one: only as much as the need. True: found.
+bool Core::grow_by_moving(Named& t, const Need& need, Path path, Found* found, Grown* grown, driver::Status* status) {
+  for (const bool beside : {true, false}) {
+    driver::Status refusal;
+    const Grown moved = grow_for(t, need, beside, Moving::all, &refusal);
+    if (moved == Grown::nothing_idle) return false;
+    *grown = moved;
+    *status = refusal;
+    if (moved != Grown::yes) return false;
+    if (find_again(t, need, path, found)) return true;
+  }
+  return false;
 }
 
 Core::Rest Core::rest(Patience& patience) {
@@ -287,6 +305,7 @@ Core::Rest Core::rest(Patience& patience) {
 Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline, bool quarantine, Found* found) {
   Patience patience{.deadline = deadline};
   bool waited = false;
+  Bytes tried = 0;  // so much that lies idle did not help
   for (;;) {
     drain(false);  // what other threads released meanwhile
     poll_all(true);
@@ -297,11 +316,12 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
       promote();
     }
     if (find_again(t, need, quarantine ? Path::quarantine : Path::host_waited, found)) return Waited::found;
-    // What became complete may be in pieces: given back to the driver and asked for again it is in one.
-    if (give_back_mapped(0) != 0) {
+    // What became complete may be in pieces.
+    if (const Bytes idle = movable_bytes(); idle > tried) {
+      tried = idle;
       driver::Status status;
-      if (grow_for(t, need, false, &status) == Grown::yes && find_again(t, need, Path::host_waited, found))
-        return Waited::found;
+      Grown grown = Grown::failed;
+      if (grow_by_moving(t, need, Path::host_waited, found, &grown, &status)) return Waited::found;
     }
     const bool more =
         pending_bytes() != 0 || (quarantine && debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0);
@@ -350,7 +370,7 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
 
     // The driver; first beside what is free already, then the whole.
     for (const bool beside : {true, false}) {
-      grown = grow_for(t, need, beside, &refusal);
+      grown = grow_for(t, need, beside, Moving::slack, &refusal);
       if (grown == Grown::yes && find_again(t, need, Path::grown, found)) return done();
       if (grown != Grown::yes) break;
     }
@@ -358,10 +378,7 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     // Idle memory back, in one piece again.
     retire_idle();
     promote();
-    if (give_back_mapped(0) != 0) {
-      grown = grow_for(t, need, true, &refusal);
-      if (find_again(t, need, Path::moved, found)) return done();
-    }
+    if (grow_by_moving(t, need, Path::moved, found, &grown, &refusal)) return done();
 
     if (options_.wait && take_waited(t, need, found)) return done();
 
@@ -385,11 +402,20 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     }
 
     // Pieces: freeing them blocks until the device is idle, so it happens on a helper thread, within the time-out.
-    bool interrupted = false;
-    const Bytes pieces = give_back_pieces(0, std::max(0.0, deadline - driver_->now()), &interrupted);
-    if (interrupted) return failure->set(Errc::interrupted, "interrupted while driver memory was given back");
-    if (pieces != 0) {
-      grown = grow_for(t, need, true, &refusal);
+    // First what the need comes to, then all.
+    for (const bool all : {false, true}) {
+      if (source_ != SegmentSource::malloc) break;
+      bool interrupted = false;
+      const Bytes reserved = reserved_.load(std::memory_order_acquire);
+      const Bytes bytes = round_up(growth_for(need, true, Moving::all).bytes, kPieceSize);
+      const Bytes keep = all ? 0 : reserved - std::min(reserved, bytes);
+      // An idle device takes them at once, so they get that long even where the time is used up.
+      constexpr double kGrace = 0.05;
+      const double left = std::max(options_.wait_timeout > 0 ? kGrace : 0, deadline - driver_->now());
+      const Bytes pieces = give_back_pieces(keep, left, &interrupted);
+      if (interrupted) return failure->set(Errc::interrupted, "interrupted while driver memory was given back");
+      if (pieces == 0) continue;
+      grown = grow_for(t, need, true, Moving::slack, &refusal);
       if (find_again(t, need, Path::moved, found)) return done();
     }
 
@@ -414,11 +440,13 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
   if (grown == Grown::failed && refusal.code != driver::Code::out_of_memory && !refusal.ok())
     return failure->set(Errc::driver,
                         "pool '" + name_ + "' could not take memory from the driver: " + driver::describe(refusal));
-  return out_of_memory(t.stream().id, need.bytes, request, grown == Grown::limit ? OomReason::limit : OomReason::driver,
-                       refusal, failure);
+  const Bytes growth = need.cls == kZeroClass ? need.bytes : growth_for(need, true, Moving::all).bytes;
+  return out_of_memory(t.stream().id, need.bytes, growth, request,
+                       grown == Grown::limit ? OomReason::limit : OomReason::driver, refusal, failure);
 }
 
-Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& request, OomReason reason,
+// `need` bytes were looked for, and `growth` would have held them.
+Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const AllocRequest& request, OomReason reason,
                          const driver::Status& status, Failure* failure) {
   oom_.fetch_add(1, std::memory_order_relaxed);
   const Stats now = stats();
@@ -441,6 +469,12 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, const AllocRequest& r
   // May fail like everything else; the error does not depend on it.
   r.device_known = driver_->mem_info(&r.device_free, &r.device_total).ok();
   r.reason = reason;
+  // What limit and device still give, and what is free and can move.
+  const bool bounded = r.device_known && kind_ == Kind::device;
+  Bytes more = bounded ? r.device_free : 0;
+  if (r.limit != 0) more = std::min(bounded ? more : r.limit, r.limit - std::min(r.limit, r.reserved));
+  more += movable_bytes();
+  r.missing = growth - std::min(growth, more);
   if (now.cached >= need && now.cached != 0)
     r.reason = OomReason::fragmentation;
   else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need)

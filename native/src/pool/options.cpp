@@ -5,6 +5,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 
 namespace streampool::pool {
 namespace {
@@ -12,13 +13,21 @@ namespace {
 constexpr auto kTable = std::to_array<OptionRow>({
     {"mode", OptionType::choice, "production", "off|observe|production|debug|paranoid",
      "preset that the other options start from"},
-    {"limit", OptionType::size, "0", "", "most bytes the pool may hold from the driver; 0: no limit"},
+    {"limit", OptionType::amount, "0", "",
+     "most bytes the pool may hold from the driver, or a part of the device's memory as 80% or 0.8; 0: no limit"},
     {"initial", OptionType::size, "0", "", "bytes taken from the driver when the pool is made"},
     {"stream_ordered", OptionType::boolean, "false", "",
      "pinned and managed memory is touched by the host in stream order only, so it may be reused at once on its "
      "stream"},
-    {"segments", OptionType::choice, "auto", "auto|vmm|malloc",
-     "where memory comes from: virtual memory management, or driver allocations in one piece"},
+    {"segments", OptionType::choice, "auto", "auto|vmm|malloc|driver",
+     "where device memory comes from: virtual memory management (auto and vmm: where there is any, else malloc), "
+     "driver "
+     "allocations in one piece, or the driver's own stream-ordered pool"},
+    {"export", OptionType::choice, "none", "none|posix_fd|fabric",
+     "how handles of virtual memory can be given to other processes"},
+    {"rdma", OptionType::boolean, "false", "", "network cards may reach virtual memory (GPUDirect RDMA)"},
+    {"peers", OptionType::text, "", "",
+     "other devices that may reach virtual memory, by their numbers as 1,2; all: every one that can"},
     {"reuse", OptionType::choice, "wait", "wait|opportunistic|deterministic",
      "reuse across streams: completed work and wait edges, completed work only, or none"},
     {"legacy_fences", OptionType::boolean, "true", "",
@@ -28,8 +37,9 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"wait_timeout", OptionType::seconds, "10", "", "longest wait for pending frees before an out-of-memory error"},
     {"fence_age", OptionType::seconds, "0.0001", "",
      "an unfenced free older than this is fenced by the next call that names its stream"},
-    {"release_threshold", OptionType::size, "0", "",
-     "idle bytes above this go back to the driver on the slow path, at check() and in waits; 0: keep all"},
+    {"release_threshold", OptionType::amount, "0", "",
+     "idle bytes above this (or this part of the device's memory, as 10%) go back to the driver on the slow path, at "
+     "check() and in waits; 0: keep all"},
     {"stack_depth", OptionType::integer, "0", "", "Python frames kept for each allocation; 0: none"},
     {"sample_bytes", OptionType::size, "4194304", "",
      "one allocation in so many bytes, on average, keeps its call stack, where stack_depth keeps none; 0: none"},
@@ -103,6 +113,20 @@ bool parse_number(std::string_view text, double* out) {
   return problem == std::errc{} && end == text.data() + text.size() && std::isfinite(*out);
 }
 
+// "0,2": the devices, each once.
+bool parse_peers(std::string_view text, std::vector<int>* out, std::string* error) {
+  if (text.empty()) return true;
+  for (const std::string_view part : split(text, ',')) {
+    int ordinal = 0;
+    const auto [end, problem] = std::from_chars(part.data(), part.data() + part.size(), ordinal);
+    if (problem != std::errc{} || end != part.data() + part.size() || ordinal < 0)
+      return *error = " takes device numbers with commas between them, as 1,2, or all; not '" + std::string(text) + "'",
+             false;
+    if (std::find(out->begin(), out->end(), ordinal) == out->end()) out->push_back(ordinal);
+  }
+  return true;
+}
+
 // One value in its canonical text, or a sentence.
 bool canonical(const OptionRow& row, std::string_view value, std::string* out, std::string* error) {
   const std::string about = std::string("option '") + row.name + "'";
@@ -133,6 +157,18 @@ bool canonical(const OptionRow& row, std::string_view value, std::string* out, s
       *out = std::to_string(n);
       return true;
     }
+    case OptionType::amount: {
+      Amount amount;
+      std::string why;
+      if (!parse_amount(value, &amount, &why)) return *error = about + ": " + why, false;
+      *out = std::to_string(amount.bytes);
+      if (amount.part > 0) {
+        char percent[32];
+        std::snprintf(percent, sizeof percent, "%.10g%%", amount.part * 100);
+        *out = percent;
+      }
+      return true;
+    }
     case OptionType::seconds: {
       double s = 0;
       if (!parse_number(value, &s) || s < 0 || s > 1e9)
@@ -150,7 +186,14 @@ bool canonical(const OptionRow& row, std::string_view value, std::string* out, s
       *out = std::string(value);
       return true;
     }
-    case OptionType::text: *out = std::string(value); return true;
+    case OptionType::text: {
+      std::vector<int> peers;
+      std::string why;
+      if (std::string_view(row.name) == "peers" && value != "all" && !parse_peers(value, &peers, &why))
+        return *error = about + why, false;
+      *out = std::string(value);
+      return true;
+    }
   }
   return false;
 }
@@ -164,6 +207,7 @@ std::string_view option_type_word(OptionType type) {
     case OptionType::boolean: return "bool";
     case OptionType::integer: return "int";
     case OptionType::size: return "size";
+    case OptionType::amount: return "size or %";
     case OptionType::seconds: return "seconds";
     case OptionType::choice: return "enum";
     case OptionType::text: return "text";
@@ -237,6 +281,42 @@ bool parse_size(std::string_view text, Bytes* out, std::string* error) {
   return true;
 }
 
+Bytes Amount::of(Bytes total) const { return part > 0 ? static_cast<Bytes>(part * static_cast<double>(total)) : bytes; }
+
+bool parse_amount(std::string_view text, Amount* out, std::string* error) {
+  std::string_view rest = text;
+  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
+  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
+  const bool percent = !rest.empty() && rest.back() == '%';
+  // "0.8" has no unit, so it is no size.
+  const bool part = !percent && rest.find('.') != std::string_view::npos &&
+                    rest.find_first_not_of("0123456789.") == std::string_view::npos;
+  if (!percent && !part) {
+    *out = Amount{};
+    return parse_size(text, &out->bytes, error);
+  }
+  if (percent) rest.remove_suffix(1);
+  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
+  double number = 0;
+  const double most = percent ? 100 : 1;
+  if (parse_number(rest, &number) && number > 0 && number <= most) {
+    *out = Amount{0, number / most};
+    return true;
+  }
+  *error = "'" + std::string(text) + "' is not a part of the device's memory: write more than 0 and up to 100%, like " +
+           "80% or 0.8; or a size, like 4096, 512MB, 2GiB";
+  return false;
+}
+
+std::string_view source_word(SegmentSource source) {
+  switch (source) {
+    case SegmentSource::vmm: return "vmm";
+    case SegmentSource::malloc: return "malloc";
+    case SegmentSource::driver: return "driver";
+  }
+  return "?";
+}
+
 bool resolve_options(const OptionMap& arguments, std::string_view environment, OptionMap* out, std::string* error) {
   OptionMap from_environment;
   if (!environment.empty())
@@ -291,19 +371,34 @@ bool to_options(const OptionMap& given, Options* out, std::string* error) {
   const auto number = [&](const char* name) { return std::stoi(map[name]); };
   const auto seconds = [&](const char* name) { return std::stod(map[name]); };
   const auto flag = [&](const char* name) { return map[name] == "true"; };
+  const auto amount = [&](const char* name, Bytes* bytes, double* part) {
+    Amount a;
+    std::string ignored;  // canonical already
+    parse_amount(map[name], &a, &ignored);
+    *bytes = a.bytes;
+    *part = a.part;
+  };
   Options o;
   o.mode = map["mode"];
-  o.limit = size("limit");
+  amount("limit", &o.limit, &o.limit_part);
+  amount("release_threshold", &o.release_threshold, &o.release_part);
   o.initial = size("initial");
   o.stream_ordered = flag("stream_ordered");
-  o.use_virtual_memory = map["segments"] != "malloc";
+  o.segments = map["segments"] == "malloc"   ? SegmentSource::malloc
+               : map["segments"] == "driver" ? SegmentSource::driver
+                                             : SegmentSource::vmm;
+  o.traits.exported = map["export"] == "posix_fd" ? driver::Export::posix_fd
+                      : map["export"] == "fabric" ? driver::Export::fabric
+                                                  : driver::Export::none;
+  o.traits.rdma = flag("rdma");
+  o.all_peers = map["peers"] == "all";
+  if (!o.all_peers) parse_peers(map["peers"], &o.traits.peers, error);
   o.opportunistic = map["reuse"] != "deterministic";
   o.wait = map["reuse"] == "wait";
   o.legacy_fences = flag("legacy_fences");
   o.recover_stranded = flag("recover_stranded");
   o.wait_timeout = seconds("wait_timeout");
   o.fence_age = seconds("fence_age");
-  o.release_threshold = size("release_threshold");
   o.stack_depth = number("stack_depth");
   o.sample_bytes = o.stack_depth == 0 ? size("sample_bytes") : 0;
   o.oom_retries = number("oom_retries");

@@ -9,10 +9,11 @@
 
 #include "../base/types.hpp"
 #include "../debug/options.hpp"
+#include "../driver/driver.hpp"
 
 namespace streampool::pool {
 
-enum class OptionType : std::uint8_t { boolean, integer, size, seconds, choice, text };
+enum class OptionType : std::uint8_t { boolean, integer, size, amount, seconds, choice, text };
 
 struct OptionRow {
   const char* name;
@@ -37,13 +38,31 @@ bool resolve_options(const OptionMap& arguments, std::string_view environment, O
 // "2GiB", "512 MB", "4096". Decimal units are powers of 1000, binary ones of 1024. False with a sentence in `error`.
 bool parse_size(std::string_view text, Bytes* out, std::string* error);
 
+// Bytes, or a part of the device's memory: "80%", "0.8".
+struct Amount {
+  Bytes bytes = 0;
+  double part = 0;  // above 0: of the device's memory, and `bytes` says nothing
+
+  Bytes of(Bytes total) const;
+};
+bool parse_amount(std::string_view text, Amount* out, std::string* error);
+
+// Where memory of kind `device` comes from: handles mapped into ranges, cuMemAlloc, or the driver's own stream-ordered
+// pool. Pinned and managed memory comes in pieces from their own calls, `malloc`.
+enum class SegmentSource : std::uint8_t { vmm, malloc, driver };
+std::string_view source_word(SegmentSource source);
+
 // The settings as the core uses them.
 struct Options {
   std::string mode = "production";
   Bytes limit = 0;              // bounds reserved; 0: none
+  double limit_part = 0;        // of the device's memory, in place of `limit`
   Bytes initial = 0;            // reserved when the pool is made
   bool stream_ordered = false;  // host-visible memory is touched in stream order only (R2)
-  bool use_virtual_memory = true;
+  SegmentSource segments = SegmentSource::vmm;
+  driver::MemoryTraits traits;   // of virtual memory
+  bool all_peers = false;        // `traits.peers` is every device that can be given access
+  Bytes granularity = 0;         // of virtual memory with these traits; known once the device is
   bool opportunistic = true;     // reuse of other streams' completed frees
   bool wait = true;              // wait edges, late in the ladder
   bool legacy_fences = true;     // the legacy stream may be fenced late in the ladder
@@ -51,6 +70,7 @@ struct Options {
   double wait_timeout = 10;      // seconds
   double fence_age = 100e-6;    // seconds after which an unfenced free is fenced by the next call that names its stream
   Bytes release_threshold = 0;  // idle memory above this goes back at the pool's own trim points; 0: keep all
+  double release_part = 0;      // of the device's memory, in place of `release_threshold`
   int stack_depth = 0;          // Python frames kept per allocation; 0: none
   Bytes sample_bytes = 0;       // one allocation in so many bytes keeps its call stack; 0: none
   int oom_retries = 3;          // of the user's out-of-memory callback

@@ -45,6 +45,8 @@ Stats Core::stats() {
     s.extents = extents_.extent_count();
     for (const auto& segment : segments_) s.handles += segment->mapped ? segment->handles.size() : 1;
   }
+  s.source = source_;
+  s.handles_moved = handles_moved_.load(std::memory_order_relaxed);
   s.streams = streams_.known();
   std::uint64_t others = 0;
   for (std::size_t i = 1; i < kPathCount; ++i) others += s.paths[i] = paths_[i].load(std::memory_order_relaxed);

@@ -60,6 +60,7 @@ order::Events* StreamTable::events_of(std::shared_ptr<driver::Driver> peer) {
 }
 
 Errc StreamTable::refuse(StreamHandle handle, const driver::Status& status, Failure* failure) const {
+  failure->cause = status;
   failure->lost = status.code == Code::lost;
   if (failure->lost)
     return failure->set(
