@@ -241,7 +241,9 @@ Status Core::fill_growth(Mapping* m, bool* within_limit) {
 Bytes Core::handle_size_for(Bytes bytes) const {
   const Bytes share = std::bit_floor(
       std::max<Bytes>({reserved_.load(std::memory_order_relaxed) / kHandleShare, bytes / kHandleCount, 1}));
-  const Bytes size = std::clamp(share, granularity_, std::max(kLargestHandle, granularity_));
+  Bytes most = std::max(kLargestHandle, granularity_);
+  if (options_.limit != 0) most = std::clamp(std::bit_floor(options_.limit / kLimitShare), granularity_, most);
+  const Bytes size = std::clamp(share, granularity_, most);
   return round_up(size, granularity_);
 }
 

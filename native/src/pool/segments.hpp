@@ -36,6 +36,8 @@ enum class Moving : std::uint8_t { none, slack, all };
 // last one is as small as it must be.
 inline constexpr Bytes kHandleShare = 128;
 inline constexpr Bytes kHandleCount = 16;
+// Under a limit what can neither move nor go back may be what is missing: there a handle is at most this part of it.
+inline constexpr Bytes kLimitShare = 512;
 inline constexpr Bytes kLargestHandle = 32 * kMiB;
 // Growth tolerates one part in so many of idle memory beside the live blocks before it moves idle memory instead.
 inline constexpr Bytes kIdleSlack = 24;
