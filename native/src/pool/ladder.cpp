@@ -276,14 +276,15 @@ Core::Grown Core::grow_for(Named& t, const Need& need, bool beside, Moving movin
 
 // Memory that lies idle in pieces moves to where it makes one: only as much as the need. True: found.
 bool Core::grow_by_moving(Named& t, const Need& need, Path path, Found* found, Grown* grown, driver::Status* status) {
+  // Beside what is free, which then stays where it is; then the whole, of all that is free.
   for (const bool beside : {true, false}) {
     driver::Status refusal;
     const Grown moved = grow_for(t, need, beside, Moving::all, &refusal);
     if (moved == Grown::nothing_idle) return false;
     *grown = moved;
     *status = refusal;
-    if (moved != Grown::yes) return false;
-    if (find_again(t, need, path, found)) return true;
+    if (moved == Grown::yes && find_again(t, need, path, found)) return true;
+    if (moved == Grown::failed) return false;
   }
   return false;
 }

@@ -97,31 +97,38 @@ bool Core::plan_growth(Heap* t, const Growth& growth, Mapping* m, Status* status
   for (int tries = 0; tries < kMaxTries; ++tries) {
     {
       std::lock_guard lock(extent_lock_);
+      // Behind what is free before the hole, or before what is free behind it, or all of the hole between both.
       Extent* best = nullptr;
       Bytes best_cost = ~Bytes{0};
+      Address best_begin = 0;
       extents_.unmapped().for_each([&](Extent* u) {
         const Bytes need = growth.bytes + slack;
-        Bytes before = 0;
-        for (const Extent* e = u->prev; usable(e) && before < need; e = e->prev) before += e->size;
-        Bytes cost = round_up(need - std::min(before, need), granularity_);
-        if (cost == 0) cost = whole;
-        if (cost > u->size) {
-          Bytes after = 0;
-          for (const Extent* e = u->next; usable(e); e = e->next) after += e->size;
-          if (before + u->size + after < need) return;
-          cost = u->size;
-        }
-        if (cost < best_cost || (cost == best_cost && u->begin < best->begin)) {
-          best_cost = cost;
+        const auto consider = [&](Bytes beside, bool at_end) {
+          const Bytes cost = beside >= need ? whole : round_up(need - beside, granularity_);
+          if (cost > u->size || cost > best_cost) return;
+          const Address begin = at_end ? u->end() - cost : u->begin;
+          if (cost == best_cost && begin > best_begin) return;
           best = u;
+          best_cost = cost;
+          best_begin = begin;
+        };
+        Bytes before = 0, after = 0;
+        for (const Extent* e = u->prev; usable(e) && before < need; e = e->prev) before += e->size;
+        for (const Extent* e = u->next; usable(e) && after < need; e = e->next) after += e->size;
+        consider(before, false);
+        if (after != 0) consider(after, true);
+        if (before != 0 && after != 0 && before + u->size + after >= need && u->size <= best_cost) {
+          best = u;
+          best_cost = u->size;
+          best_begin = u->begin;
         }
       });
       if (best != nullptr) {
         // The run's own neighbours stay where they are.
-        Address first = best->begin, last = best->begin + best_cost;
-        for (const Extent* e = best->prev; usable(e); e = e->prev) first = e->begin;
-        for (const Extent* e = best->next; best_cost == best->size && usable(e); e = e->next) last = e->end();
-        m->piece = extents_.carve(best, best->begin, best_cost, ExtentState::busy);
+        Address first = best_begin, last = best_begin + best_cost;
+        for (const Extent* e = best->prev; best_begin == best->begin && usable(e); e = e->prev) first = e->begin;
+        for (const Extent* e = best->next; last >= best->end() && usable(e); e = e->next) last = e->end();
+        m->piece = extents_.carve(best, best_begin, best_cost, ExtentState::busy);
         m->segment = static_cast<Segment*>(m->piece->range->note);
         m->need = best_cost;
         const Bytes most = growth.moving == Moving::all ? best_cost : std::min(above, best_cost);
