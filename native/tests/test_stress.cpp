@@ -35,6 +35,15 @@ STREAMPOOL_TEST(
   stress(all);
 }
 
+STREAMPOOL_TEST("stress: the same from the driver's own pool, whose pieces come and go beside each other") {
+  Options options;
+  options.segments = SegmentSource::driver;
+  options.limit = 64 * kMiB;
+  options.wait_timeout = 0.02;
+  Stress all(options);
+  stress(all);
+}
+
 STREAMPOOL_TEST("stress: the same on two pools at once, one of them of memory that the host writes immediately") {
   Options options;
   options.limit = 64 * kMiB;
