@@ -466,7 +466,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   const Options options_;
   const SegmentSource source_;
   const Bytes granularity_;  // of virtual memory
-  bool ordinary_ = false;  // memory that no host reads and nobody watches: what the fast path is for
+  bool ordinary_ = false;    // memory that no host reads and nobody watches: what the fast path is for
   Hooks hooks_;
   std::atomic<bool> lost_{false};  // the device's context is gone for good
   bool buried_ = false;            // nobody holds it any more: no wait, no callback, no thread of its own
