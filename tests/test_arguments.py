@@ -332,6 +332,8 @@ def native_functions() -> Iterator[tuple[str, set[str]]]:
 def test_every_parameter_of_every_native_function_has_a_row() -> None:
     found = dict(native_functions())
     found.pop("break_r1", None)  # in test builds only
+    for name in [name for name in found if name.startswith("_EmptyPair.")]:
+        del found[name]  # takes whatever Pool's raw pair takes, for the benchmark
     assert len(found) > 40
     assert found == {**{name: set(row) for name, row in TAKES.items()}, **ELSEWHERE}
 

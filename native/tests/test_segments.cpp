@@ -568,3 +568,20 @@ STREAMPOOL_TEST("an out-of-memory error names the bytes that are missing") {
 }
 
 }  // namespace
+
+STREAMPOOL_TEST("a growth that the driver refused leaves no peak behind") {
+  sim::Config config = testing::seeded();
+  config.memory = 8 * kMiB;
+  for (const bool pieces : {false, true}) {
+    pool::Options options = steady();
+    options.wait_timeout = 0;
+    options.segments = pieces ? pool::SegmentSource::malloc : pool::SegmentSource::vmm;
+    PoolScene scene(options, config);
+    const StreamHandle s = scene.lasting();
+    const BlockRef block = scene.alloc(6 * kMiB, s);
+    pool::Failure failure;
+    CHECK(scene.try_alloc(4 * kMiB, s, &failure) == Errc::out_of_memory);
+    CHECK_EQ(scene.core->stats().reserved_peak, 6 * kMiB);
+    scene.free(block, s);
+  }
+}

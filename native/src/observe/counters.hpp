@@ -16,7 +16,7 @@
 
 namespace streampool::observe {
 
-inline constexpr std::int64_t kQuantum = 1 << 20;
+inline constexpr std::int64_t kQuantum = 4 << 20;  // larger than the blocks of the fast path
 
 // Written by its thread alone (plain load and store), read by all; `peak` and `ceiling` are written by reset_peak()
 // too.

@@ -358,6 +358,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Grown grow(Heap* t, const Growth& growth, driver::Status* status);
   bool charge(Bytes bytes);
   void uncharge(Bytes bytes);
+  void note_peak();
   Bytes idle_above_slack() const;
   Bytes movable_bytes();
   Bytes give_back_idle(Bytes keep, double piece_timeout);
@@ -404,6 +405,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool idle_piece(const Segment& segment) const;
   Piece take_out(Segment* segment);
   void forget_pages(const placement::Range& range);
+  Bytes wait_for_leaving(double timeout, bool* interrupted);
   Bytes give_back_pieces(Bytes keep, double timeout, bool* interrupted = nullptr);
   Bytes free_on_errand(const std::vector<Piece>& pieces, double timeout, bool* interrupted);
   driver::Status open_driver_pool();

@@ -170,6 +170,7 @@ Core::Grown Core::grow_mapped(Heap* t, const Growth& growth, Status* status) {
     if (!within_limit) return *status = {}, Grown::limit;
     return status->code == Code::out_of_memory ? Grown::refused : Grown::failed;
   }
+  note_peak();
   std::lock_guard lock(extent_lock_);
   for (const IdleHandle& one : m.moved) {
     one.segment->handles.erase(one.handle.begin);
@@ -397,6 +398,7 @@ Bytes Core::shrink(const IdleHandle& one, Bytes bytes) {
   };
   if (!charge(rest.bytes)) return stay();
   if (!driver_->mem_create(rest.bytes, options_.traits, &rest.handle).ok()) return uncharge(rest.bytes), stay();
+  note_peak();
   const auto drop_rest = [&] {
     if (driver_->mem_release(rest.handle).ok()) return uncharge(rest.bytes);
     std::lock_guard lock(extent_lock_);

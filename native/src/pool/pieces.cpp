@@ -83,6 +83,7 @@ Core::Grown Core::take_piece(Bytes size, Status* status) {
     uncharge(size);
     return status->code == Code::out_of_memory ? Grown::refused : Grown::failed;
   }
+  note_peak();
   add_piece(begin, size, ticket);
   return Grown::yes;
 }
@@ -280,11 +281,23 @@ Bytes Core::give_back_pieces(Bytes keep, double timeout, bool* interrupted) {
       plans.push_back(take_out(segment));
     }
   }
-  if (plans.empty()) return 0;
+  if (plans.empty()) return wait_for_leaving(timeout, interrupted);
   if (source_ != SegmentSource::driver) return free_on_errand(plans, timeout, interrupted);
   const Bytes freed = free_pooled(plans);
   trim_driver_pool();
   return freed;
+}
+
+// Pieces that an earlier call gave to a thread of theirs, and did not wait for to the end. Gives the bytes that went.
+Bytes Core::wait_for_leaving(double timeout, bool* interrupted) {
+  const Bytes before = leaving_.load();
+  Patience patience{.deadline = driver_->now() + timeout};
+  while (before != 0 && leaving_.load() >= before) {
+    const Rest rested = rest(patience);
+    if (rested == Rest::interrupted && interrupted != nullptr) *interrupted = true;
+    if (rested != Rest::waited) break;
+  }
+  return before - std::min(before, leaving_.load());
 }
 
 // mem_free blocks until the device is idle, so a thread of its own does it.

@@ -11,10 +11,15 @@ bool Core::charge(Bytes bytes) {
   do {
     if (options_.limit != 0 && (now > options_.limit || bytes > options_.limit - now)) return false;
   } while (!reserved_.compare_exchange_weak(now, now + bytes, std::memory_order_acq_rel));
-  Bytes peak = reserved_peak_.load(std::memory_order_relaxed);
-  while (peak < now + bytes && !reserved_peak_.compare_exchange_weak(peak, now + bytes)) {
-  }
   return true;
+}
+
+// What was charged is there. Only now: a growth that the driver refused leaves no peak behind.
+void Core::note_peak() {
+  const Bytes now = reserved_.load(std::memory_order_acquire);
+  Bytes peak = reserved_peak_.load(std::memory_order_relaxed);
+  while (peak < now && !reserved_peak_.compare_exchange_weak(peak, now)) {
+  }
 }
 
 void Core::uncharge(Bytes bytes) { reserved_.fetch_sub(bytes, std::memory_order_acq_rel); }

@@ -22,7 +22,8 @@ Stats Core::stats() {
   s.allocated_bytes = t.allocated_bytes;
   s.limit = options_.limit;
   s.reserved = reserved_.load(std::memory_order_acquire);
-  s.reserved_peak = reserved_peak_.load(std::memory_order_acquire);
+  // A growth under way is charged before it is there, and is a peak only then.
+  s.reserved_peak = std::max(s.reserved, reserved_peak_.load(std::memory_order_acquire));
   if (debugger_ != nullptr) s.quarantined = debugger_->totals().quarantined_bytes;
   s.pending = pending_bytes();
   const Bytes taken = std::min(s.reserved, gross + s.quarantined);
