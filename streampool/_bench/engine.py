@@ -148,7 +148,8 @@ class Engine:
     def _fitting(self, group: Group, task: Task, worker: Worker) -> int:
         """Give how many operations fit into the time of one measurement.
 
-        The first look pays for growth and tells nothing.
+        The first look pays for growth and tells nothing; of each later two the faster one counts, since the other may
+        have met growth as well.
         """
         most, budget = min(self.settings.operations, group.most or self.settings.operations), self.settings.budget_ns
         if version := worker.hello().get("version"):
@@ -156,8 +157,8 @@ class Engine:
         count = min(_FIRST, most)
         worker.ask(task.ask(count))
         while True:
-            answer = worker.ask(task.ask(count))
-            spent = max(_slowest(_part(answer, part)) for part in group.readings) * count
+            looks = [worker.ask(task.ask(count)) for _ in range(2)]
+            spent = min(max(_slowest(_part(look, part)) for part in group.readings) for look in looks) * count
             if count == most or spent >= budget / 4:
                 return max(min(_FIRST, most), min(most, int(count * budget / max(spent, 1.0))))
             count = min(most, 8 * count)
