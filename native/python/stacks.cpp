@@ -80,13 +80,16 @@ debug::StackId capture_stack(int depth) noexcept {
   }
 }
 
-std::string site_of(debug::StackId stack) {
+std::string site_of(debug::StackId stack) try {
   if (stack == 0 || stack > table().stacks.size()) return {};
   const Frame& top = table().stacks[stack - 1].front();
   const nb::handle code(reinterpret_cast<PyObject*>(top.code));
   return nb::cast<std::string>(code.attr("co_filename")) + ":" +
          std::to_string(PyCode_Addr2Line(top.code, top.instruction)) + " in " +
          nb::cast<std::string>(code.attr("co_qualname"));
+} catch (...) {
+  PyErr_Clear();  // a file name that is no text: the number of the stack stays
+  return {};
 }
 
 void bind_stacks(nb::module_& m) {

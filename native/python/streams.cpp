@@ -60,14 +60,15 @@ bool is_last(nb::handle stream) {
 }
 
 bool keeps_its_handle(PyTypeObject* type) {
-  static PyTypeObject *yes = nullptr, *no = nullptr;  // as asked last; never given back
+  static PyTypeObject *yes = nullptr, *no = nullptr;  // as asked last; kept, so that no other gets the address
   if (type == yes || type == no) return type == yes;
   const nb::handle object(reinterpret_cast<PyObject*>(type));
   const std::string module = nb::cast<std::string>(object.attr("__module__"));
   const bool keeps =
       (module.rfind("cuda.core", 0) == 0 || module.rfind("streampool.", 0) == 0) && nb::hasattr(object, "is_closed");
+  PyTypeObject*& place = keeps ? yes : no;
   Py_INCREF(type);
-  (keeps ? yes : no) = type;
+  Py_XDECREF(std::exchange(place, type));
   return keeps;
 }
 

@@ -181,3 +181,55 @@ STREAMPOOL_TEST("a record in a quick list that was written over is not followed"
   CHECK_EQ(scene.core->stats().trampled, std::uint64_t{1});
   CHECK_EQ(scene.core->stats().live_blocks, std::uint64_t{0});
 }
+
+STREAMPOOL_TEST("a block that was released without a stream goes into a quick list too, and empties none") {
+  PoolScene scene;
+  const StreamHandle s = scene.lasting();
+  const BlockRef kept = scene.alloc(300 * kKiB, s), other = scene.alloc(500 * kKiB, s);
+  scene.free(kept, s);
+  scene.core->release(other);
+  (void)scene.core->stats();  // drains
+  CHECK_EQ(scene.alloc(300 * kKiB, s).address, kept.address);
+  CHECK_EQ(scene.alloc(500 * kKiB, s).address, other.address);
+}
+
+STREAMPOOL_TEST("a block with a declared use leaves the quick lists as they are") {
+  PoolScene scene;
+  const StreamHandle s = scene.lasting(), t = scene.lasting();
+  const BlockRef kept = scene.alloc(300 * kKiB, s), used = scene.alloc(300 * kKiB, s);
+  scene.record(used, t);
+  scene.free(kept, s);
+  scene.free(used, s);
+  CHECK_EQ(scene.alloc(300 * kKiB, s).address, kept.address);
+}
+
+STREAMPOOL_TEST("the last live block of a slab is freed on the fast path as long as the slab may stay") {
+  if (!BiasedLock::prepare()) return testing::skip("no membarrier(2) here: there is no fast path");
+  PoolScene scene;
+  const StreamHandle s = scene.lasting();
+  AllocRequest request;
+  request.size = 40000;
+  request.stream = s;
+  request.raw = true;
+  FreeRequest by;
+  by.stream = s;
+  std::vector<BlockRef> blocks;
+  for (int i = 0; i < 9; ++i) {
+    BlockRef block;
+    pool::Failure failure;
+    CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
+    blocks.push_back(block);
+  }
+  pool::Failure failure;
+  CHECK(scene.core->free(blocks[0].address, by, &failure) == Errc::ok);  // another slab is listed
+  int fast = 0;
+  for (int i = 0; i < 200; ++i) {
+    BlockRef block;
+    if (!scene.core->try_allocate(request, &block)) CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
+    if (scene.core->try_free(block.address, by))
+      ++fast;
+    else
+      CHECK(scene.core->free(block.address, by, &failure) == Errc::ok);
+  }
+  CHECK(fast > 150);
+}

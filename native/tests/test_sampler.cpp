@@ -1,6 +1,7 @@
 // Sampled call stacks (observe/sampler.hpp): that samples stand for what there is, without bias.
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "observe/sampler.hpp"
@@ -115,4 +116,51 @@ STREAMPOOL_TEST("an out-of-memory error in production estimates what its holders
   CHECK(large.bytes > 15'000'000 && large.bytes < 25'000'000);  // 20 MB, known to 6 %
   CHECK(large.blocks > 750 && large.blocks < 1250);
   for (const BlockRef& block : blocks) scene.free(block, s);
+}
+
+STREAMPOOL_TEST("an out-of-memory callback that allocates leaves its thread the fast path, and its samples") {
+  pool::Options options = steady();
+  options.sample_bytes = kMiB;
+  options.limit = 32 * kMiB;
+  options.wait_timeout = 0;
+  PoolScene scene(options);
+  options.limit = 0;
+  const auto other = scene.make(options, Kind::device, "other");
+  const StreamHandle s = scene.lasting();
+  pool::Failure failure;
+  for (const bool same : {false, true}) {
+    scene.core->hooks().out_of_memory = [&](Bytes) {
+      AllocRequest inside;
+      inside.size = 100 * kKiB;
+      inside.stream = s;
+      BlockRef block;
+      pool::Failure ignored;
+      pool::Core& core = same ? *scene.core : *other;
+      for (int i = 0; i < 50; ++i)
+        if (core.allocate(inside, &block, &ignored) == Errc::ok) CHECK(core.free(block, {}, &ignored) == Errc::ok);
+      return false;
+    };
+    CHECK(scene.try_alloc(500 * kMiB, s, &failure) == Errc::out_of_memory);
+    scene.core->hooks().out_of_memory = nullptr;
+    AllocRequest request;
+    request.size = 4096;
+    request.stream = s;
+    request.raw = true;
+    FreeRequest by;
+    by.stream = s;
+    int fast = 0, sampled = 0;
+    constexpr int kPairs = 20000;
+    for (int i = 0; i < kPairs; ++i) {
+      BlockRef block;
+      if (scene.core->try_allocate(request, &block))
+        ++fast;
+      else
+        CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
+      sampled += (block.record->flags() & kSampled) != 0;
+      CHECK(scene.core->free(block.address, by, &failure) == Errc::ok);
+    }
+    if (sampled <= 30 || sampled >= 130)  // 80 MB, one in 1 MiB
+      testing::fail(__FILE__, __LINE__, std::to_string(sampled) + " samples, " + std::to_string(fast) + " fast");
+    if (BiasedLock::prepare()) CHECK(fast > kPairs - 500);
+  }
 }

@@ -585,3 +585,36 @@ STREAMPOOL_TEST("a growth that the driver refused leaves no peak behind") {
     scene.free(block, s);
   }
 }
+
+STREAMPOOL_TEST("pieces of the driver's pool come down to the exact need under a limit") {
+  for (const SegmentSource source : {SegmentSource::malloc, SegmentSource::driver}) {
+    Options options = limited(514 * kMiB);
+    options.segments = source;
+    PoolScene scene(options);
+    const StreamHandle s = scene.lasting();
+    std::vector<BlockRef> blocks;
+    for (int i = 0; i < 64; ++i) {
+      const BlockRef front = scene.alloc(6 * kMiB + 512 * kKiB, s), back = scene.alloc(kMiB + 512 * kKiB, s);
+      blocks.push_back(front);
+      scene.free(back, s);
+    }
+    Failure failure;
+    CHECK(scene.try_alloc(2 * kMiB, s, &failure) == Errc::ok);
+    for (const BlockRef& block : blocks) scene.free(block, s);
+  }
+}
+
+STREAMPOOL_TEST("a trim after a refused unmap gives back no more than it was asked for") {
+  PoolScene scene;
+  const StreamHandle s = scene.lasting();
+  std::vector<BlockRef> blocks;
+  for (int i = 0; i < 64; ++i) blocks.push_back(scene.alloc(2 * kMiB, s));
+  for (const BlockRef& block : blocks) scene.free(block, s);
+  CHECK(sim::settle());
+  scene.device->fail_call(Call::mem_unmap, 1, 16, Code::failed);
+  scene.core->trim(96 * kMiB);
+  scene.device->clear_failures();
+  scene.core->trim(96 * kMiB);
+  CHECK_EQ(scene.core->stats().reserved, 96 * kMiB);
+  scene.audit();
+}

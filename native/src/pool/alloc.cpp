@@ -88,7 +88,7 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
   // Before: what is found may be forgotten meanwhile.
   const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
   if (const ThreadCache& cache = thread_cache(); cache.handle == handle && cache.epoch == epoch) {
-    *out = Named(cache.heap, canonical(handle), false);
+    *out = Named::remembered(cache.heap, canonical(handle), epoch);
     return Errc::ok;
   }
   const Errc errc = name_any(handle, out, failure);
@@ -107,6 +107,17 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
     cache.key = ordinary_ && !closed() ? epoch : kShut;
   }
   return Errc::ok;
+}
+
+Errc Core::hold(Named* named, Failure* failure) {
+  const std::uint64_t epoch = named->epoch();
+  if (epoch == 0) return Errc::ok;
+  // Counted first, looked at then: whoever takes a heap away changes the epoch first, and counts then.
+  named->count();
+  if ((door_.epoch.load(std::memory_order_seq_cst) & ~kShut) == epoch) return Errc::ok;
+  const driver::StreamHandle handle = named->handle();
+  *named = Named();
+  return name_stream(handle, named, failure);
 }
 
 Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
@@ -152,7 +163,7 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     bool served = false;
     {
       std::lock_guard lock(named.stream().lock);
-      served = serve(*named.heap(), request.size, origin_of(request), out, &gross);
+      served = stands(named) && serve(*named.heap(), request.size, origin_of(request), out, &gross);
     }
     if (served) {
       count_allocation(request.size, gross, 0);
@@ -161,10 +172,16 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     errc = plan(request, &need, failure);
     if (errc != Errc::ok) return errc;
   }
+  errc = hold(&named, failure);
+  if (errc != Errc::ok) return errc;
   Found found;
   if (!find_own(named, need, &found)) {
     errc = climb(named, need, request, &found, failure);
-    if (errc != Errc::ok) return errc;
+    if (errc != Errc::ok) {
+      // The next sample was counted from behind a block that there is not.
+      draw_sample(counters().allocated_bytes.load(std::memory_order_relaxed));
+      return errc;
+    }
   } else if (found.path != Path::own) {
     count_path(found.path);
   }
@@ -194,8 +211,9 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
 bool Core::sample_is_due(Bytes size) {
   const Bytes allocated = counters().allocated_bytes.load(std::memory_order_relaxed);
   ThreadCache& cache = thread_cache();
-  if (size < cache.next_sample - allocated) return false;
-  // From behind this block on. It need not have been counted yet, so that it may be sampled twice if it cannot be had.
+  // The sum, as on the fast path: others may have allocated meanwhile, in a callback, so that it is past already.
+  if (size < ~Bytes{0} - allocated && allocated + size < cache.next_sample) return false;
+  // From behind this block on.
   draw_sample(allocated + size);
   return sampler_.mean() != 0;
 }

@@ -7,6 +7,7 @@
 //   extent_lock_          the extent map, every FreeIndex, segments, page map entries, spare records
 //   StreamTable's mutex   the maps from stream to heap (sweep takes heap locks under it)
 //   extra_locks_          BlockRecord::extra of live blocks, by record (hold_on takes a heap lock under it)
+// Where two are held they are taken in this order: table, extra, heap, extents.
 // Life of the memory of a block: `live` -> (free) marks -> heap | waiting slot | mixed extents | debugger -> usable
 // again.
 #pragma once
@@ -246,9 +247,10 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   static bool take_back(const BlockRef& ref, Heap& heap, ThreadCache& cache, Freed* freed);
   static bool put_slot(Heap& heap, Slab* slab, unsigned slot, std::uint64_t word, Freed* freed);
   static bool put_quick(Heap& heap, LargeBlock& block, std::uint64_t word, Freed* freed);
+  static bool list_quick(Heap& heap, LargeBlock& block, order::Ticket* ticket);
   // The same with the lock taken.
   template <typename Name>
-  static bool lock_and_take_back(const Name& name, Heap& heap, Freed* freed);
+  bool lock_and_take_back(const Name& name, const Named& named, Heap& heap, Freed* freed) const;
 
   // alloc.cpp
   Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;
@@ -256,6 +258,13 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // The stream of an allocation or a free, which must be one of the pool's device; a declared use may be a peer's.
   Errc name_stream(driver::StreamHandle handle, Named* out, Failure* failure);
   Errc name_any(driver::StreamHandle handle, Named* out, Failure* failure);
+  // Whether a remembered name is still good. It stays so as long as its heap's lock is held: the heap goes to another
+  // stream only under that lock, after the epoch has changed.
+  bool stands(const Named& named) const {
+    return named.epoch() == 0 || (door_.epoch.load(std::memory_order_acquire) & ~kShut) == named.epoch();
+  }
+  // For all else: counts it, or names the stream anew.
+  Errc hold(Named* named, Failure* failure);
   BlockRef hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found);
   bool find_own(Named& t, const Need& need, Found* found);
   bool take_slot(Heap& t, const Need& need, Found* found);
@@ -388,6 +397,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::vector<IdleHandle> find_idle(Address skip_begin, Address skip_end) const;
   void hold_idle(std::vector<IdleHandle*> idle);
   Bytes give_back(const std::vector<IdleHandle>& idle);
+  Bytes give_back_stuck();
   Bytes give_back_mapped(Bytes keep, bool exact);
   Bytes shrink(const IdleHandle& idle, Bytes bytes);
   Bytes handle_size_for(Bytes bytes) const;

@@ -112,22 +112,26 @@ void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts
     if (slot + 1 < slab->stack.slots) *above = at(slot + 1);
     return;
   }
-  std::lock_guard lock(extent_lock_);
-  const placement::Range* range = extents_.range_of(begin);
-  if (range == nullptr) return;
-  const Extent* e = range->first;
-  while (e != nullptr && e->end() <= begin) e = e->next;
-  const auto at = [&](const Extent* x) -> std::optional<debug::BlockFacts> {
-    if (x == nullptr || x->state != placement::ExtentState::taken || x->note == nullptr) return std::nullopt;
+  // Facts take a lock of their own, so they are looked up when the extents are free again.
+  const auto at = [](const Extent* x) -> const LargeBlock* {
+    if (x == nullptr || x->state != placement::ExtentState::taken || x->note == nullptr) return nullptr;
     const PageMap::Entry holder{reinterpret_cast<std::uintptr_t>(x->note)};
-    if (holder.tag() != PageMap::Tag::large) return std::nullopt;
-    const LargeBlock* block = static_cast<LargeBlock*>(holder.pointer());
-    return facts_of(block->record, block->begin + block->record.front());
+    return holder.tag() == PageMap::Tag::large ? static_cast<LargeBlock*>(holder.pointer()) : nullptr;
   };
-  if (e == nullptr) return;
-  *below = at(e->prev);
-  while (e != nullptr && e->begin < begin + size) e = e->next;
-  *above = at(e);
+  const LargeBlock *before = nullptr, *behind = nullptr;
+  {
+    std::lock_guard lock(extent_lock_);
+    const placement::Range* range = extents_.range_of(begin);
+    if (range == nullptr) return;
+    const Extent* e = range->first;
+    while (e != nullptr && e->end() <= begin) e = e->next;
+    if (e == nullptr) return;
+    before = at(e->prev);
+    while (e != nullptr && e->begin < begin + size) e = e->next;
+    behind = at(e);
+  }
+  if (before != nullptr) *below = facts_of(before->record, before->begin + before->record.front());
+  if (behind != nullptr) *above = facts_of(behind->record, behind->begin + behind->record.front());
 }
 
 void Core::pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) {

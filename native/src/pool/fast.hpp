@@ -87,7 +87,7 @@ inline bool of_raw_block(const BlockRecord& record) {
                                                   Freed* freed) {
   BlockRecord& record = slab->records[slot];
   if (slab->stack.free_count + 1 == slab->stack.slots && slab->listed &&
-      (slab->prev != nullptr || slab->next != nullptr)) [[unlikely]]
+      (slab->prev != nullptr || slab->next != nullptr) && heap.idle_slabs(slab->cls) >= Heap::kIdleKept) [[unlikely]]
     return false;  // one more slab without a live block: it may have to give its memory back
   record.word.store(BlockRecord::pack(BlockRecord::generation_of(word), Magic::freed), std::memory_order_release);
   heap.push(slab, slot, record, freed->ticket = heap.stream.take_ticket());
@@ -96,8 +96,8 @@ inline bool of_raw_block(const BlockRecord& record) {
   return true;
 }
 
-// The record is live, of this heap, and holds on to nothing.
-[[gnu::always_inline]] inline bool Core::put_quick(Heap& heap, LargeBlock& block, std::uint64_t word, Freed* freed) {
+// Into its quick list. False: there is no room.
+[[gnu::always_inline]] inline bool Core::list_quick(Heap& heap, LargeBlock& block, order::Ticket* ticket) {
   BlockRecord& record = block.record;
   const Bytes bytes = block.bytes.load(std::memory_order_relaxed);
   QuickLists::List& list = heap.quick.of(bytes);
@@ -107,13 +107,20 @@ inline bool of_raw_block(const BlockRecord& record) {
     if (list.head != nullptr) return false;
     list.bytes = bytes;
   }
-  record.word.store(BlockRecord::pack(BlockRecord::generation_of(word), Magic::freed), std::memory_order_release);
-  record.ticket = freed->ticket = heap.stream.take_ticket();
+  record.ticket = *ticket = heap.stream.take_ticket();
   record.link = list.head;
   list.head = &record;
   heap.quick.bytes += bytes;
+  return true;
+}
+
+// The record is live, of this heap, and holds on to nothing.
+[[gnu::always_inline]] inline bool Core::put_quick(Heap& heap, LargeBlock& block, std::uint64_t word, Freed* freed) {
+  if (!list_quick(heap, block, &freed->ticket)) return false;
+  BlockRecord& record = block.record;
+  record.word.store(BlockRecord::pack(BlockRecord::generation_of(word), Magic::freed), std::memory_order_release);
   freed->size = record.size.load(std::memory_order_relaxed);
-  freed->gross = bytes;
+  freed->gross = block.bytes.load(std::memory_order_relaxed);
   return true;
 }
 
@@ -180,6 +187,11 @@ inline bool of_raw_block(const BlockRecord& record) {
   LockSeat& seat = *g_lock_seat;
   if (!heap.stream.lock.enter(seat)) [[unlikely]]
     return Fast::no;
+  // Again: the stream may have been forgotten, and its heap be another's, before the lock was ours.
+  if (cache.key != door_.epoch.load(std::memory_order_acquire)) [[unlikely]] {
+    BiasedLock::leave(seat);
+    return Fast::no;
+  }
   Bytes gross = 0;
   const bool served = serve(heap, size, BlockRecord::pack_origin(0, flags, stack), out, &gross);
   BiasedLock::leave(seat);
@@ -197,6 +209,11 @@ template <typename Name>
   LockSeat& seat = *g_lock_seat;
   if (!heap.stream.lock.enter(seat)) [[unlikely]]
     return Fast::no;
+  // Again: the stream may have been forgotten, and its heap be another's, before the lock was ours.
+  if (cache.key != door_.epoch.load(std::memory_order_acquire)) [[unlikely]] {
+    BiasedLock::leave(seat);
+    return Fast::no;
+  }
   Freed freed;
   const bool done = take_back(name, heap, cache, &freed);
   BiasedLock::leave(seat);

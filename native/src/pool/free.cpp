@@ -21,9 +21,9 @@ constexpr std::uint32_t kFenceFrees = 64;
 }  // namespace
 
 template <typename Name>
-bool Core::lock_and_take_back(const Name& name, Heap& heap, Freed* freed) {
+bool Core::lock_and_take_back(const Name& name, const Named& named, Heap& heap, Freed* freed) const {
   std::lock_guard lock(heap.stream.lock);
-  if (!take_back(name, heap, thread_cache(), freed)) return false;
+  if (!stands(named) || !take_back(name, heap, thread_cache(), freed)) return false;
   if (!heap.stream.lasting) heap.stream.count_unfenced(freed->gross);
   return true;
 }
@@ -34,7 +34,7 @@ Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
   Failure unnamed;
   const Errc stream = name_for_free(request, &named, &unnamed);
   // The usual case in one step; what it does not take is looked at in full, and with it what is wrong.
-  if (Freed freed; ordinary_ && named.heap() != nullptr && lock_and_take_back(address, *named.heap(), &freed)) {
+  if (Freed freed; ordinary_ && named.heap() != nullptr && lock_and_take_back(address, named, *named.heap(), &freed)) {
     freed_now(named, *named.heap(), freed, request);
     return Errc::ok;
   }
@@ -81,12 +81,16 @@ bool Core::move_record(BlockRecord& record, std::uint32_t generation, Magic from
 Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const FreeRequest& request, Failure* failure) {
   BlockRecord& record = *block.record;
   const bool explicit_free = named.heap() != nullptr;
-  Heap& by = explicit_free ? *named.heap() : *record.home;
   Freed freed;
-  if (owner && ordinary_ && lock_and_take_back(block, by, &freed)) {  // the usual case, in one step
-    freed_now(named, by, freed, request);
-    return Errc::ok;
+  if (owner && ordinary_) {  // the usual case, in one step
+    Heap& own = explicit_free ? *named.heap() : *record.home;
+    if (lock_and_take_back(block, named, own, &freed)) {
+      freed_now(named, own, freed, request);
+      return Errc::ok;
+    }
   }
+  if (const Errc errc = hold(&named, failure); errc != Errc::ok) return errc;
+  Heap& by = explicit_free ? *named.heap() : *record.home;
   std::shared_lock<std::shared_mutex> gate;
   if (debugger_ != nullptr) gate = std::shared_lock(live_gate_);
   if (!move_record(record, block.generation, Magic::live, debugger_ != nullptr ? Magic::quarantined : Magic::freed)) {
@@ -176,13 +180,19 @@ void Core::let_go_of(const Held& held) {
 bool Core::free_own(BlockRecord& record, Heap& by, Ticket* ticket) {
   const PageMap::Entry container{record.container};
   if (record.home != &by || host_visible(kind_)) return false;
-  if (container.tag() == PageMap::Tag::large) {
-    // It has found no place in the quick lists: what lies there makes room, this one goes where it merges.
-    if (ordinary_) make_room(by, LargeBlock::of(record)->bytes);
-    return false;
-  }
   // The flag, not the extra itself: a stale name may be at work there (hold_on).
   if ((record.flags() & kHasExtra) != 0) return false;
+  if (container.tag() == PageMap::Tag::large) {
+    if (!ordinary_) return false;
+    LargeBlock& block = *LargeBlock::of(record);
+    {
+      std::lock_guard lock(by.stream.lock);
+      if (list_quick(by, block, ticket)) return true;
+    }
+    // There is no room: what lies in its place merges now, and so does this one.
+    make_room(by, block.bytes);
+    return false;
+  }
   Slab* slab = static_cast<Slab*>(container.pointer());
   if (slab->heap != &by) return false;
   bool retire = false;

@@ -133,8 +133,9 @@ void Core::sweep_streams() {
     heap.stream.fence_lock.lock();
     const bool fenced = !heap.stream.fences.empty();
     heap.stream.fence_lock.unlock();
+    if (fenced || heap.slab_count != 0 || heap.quick.bytes != 0) return false;
     std::lock_guard lock(extent_lock_);
-    return !fenced && heap.slab_count == 0 && heap.quick.bytes == 0 && heap.extents.empty();
+    return heap.extents.empty();
   };
   const auto sweep = [&] {
     poll_all(false);
@@ -227,7 +228,7 @@ bool Core::take_waited(Named& t, const Need& need, Found* found) {
     if (!std::all_of(marks.begin(), marks.end(), [&](const order::Mark& m) { return fences_.wait(me, t.handle(), m); }))
       continue;
     // Published: now any extent whose marks T may use will do.
-    std::lock_guard lock(extent_lock_);
+    std::unique_lock lock(extent_lock_);
     Extent* best = nullptr;
     MarkSet best_marks;
     const auto consider = [&](Extent* e, const MarkSet& m) {
@@ -257,6 +258,7 @@ bool Core::take_waited(Named& t, const Need& need, Found* found) {
     best_marks.drop_complete();
     fill_large(middle, best_marks.ticket_of(me), need, Path::waited, found);
     found->has_extra = true;
+    lock.unlock();  // nobody else knows the record yet
     std::lock_guard extra(extra_lock(found->record));
     found->record->more().inherited = std::move(best_marks);
     return true;

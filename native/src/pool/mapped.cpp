@@ -348,28 +348,14 @@ Bytes Core::give_back(const std::vector<IdleHandle>& idle) {
   return released;
 }
 
-// Idle handles go back until `keep` bytes are reserved: as few as will do, the largest first. `exact`: a handle that is
-// too large to go gives way to a smaller one, so that what stays is within one granularity of `keep`.
-Bytes Core::give_back_mapped(Bytes keep, bool exact) {
-  std::vector<IdleHandle> going, stuck;
+// What the driver would not take back before: tried again.
+Bytes Core::give_back_stuck() {
+  std::vector<IdleHandle> stuck;
   std::vector<Handle> orphans;
-  std::optional<IdleHandle> larger;
-  Bytes sum = 0, most = 0;
   {
     std::lock_guard lock(extent_lock_);
     orphans.swap(orphans_);
     stuck.swap(stuck_);
-    const Bytes reserved = reserved_.load(std::memory_order_acquire);
-    most = reserved - std::min(reserved, keep);
-    if (most >= granularity_) {
-      std::vector<IdleHandle> idle = find_idle(0, 0);
-      going = take_up_to(&idle, most, &sum);
-      if (exact && most - sum >= granularity_ && !idle.empty()) larger = idle.back();
-      std::vector<IdleHandle*> held;
-      for (IdleHandle& one : going) held.push_back(&one);
-      if (larger) held.push_back(&*larger);
-      hold_idle(std::move(held));
-    }
   }
   Bytes released = give_back(stuck);
   // Unmapped long since, still the pool's until the driver takes them.
@@ -381,6 +367,30 @@ Bytes Core::give_back_mapped(Bytes keep, bool exact) {
     }
     std::lock_guard lock(extent_lock_);
     orphans_.push_back(orphan);
+  }
+  return released;
+}
+
+// Idle handles go back until `keep` bytes are reserved: as few as will do, the largest first. `exact`: a handle that is
+// too large to go gives way to a smaller one, so that what stays is within one granularity of `keep`.
+Bytes Core::give_back_mapped(Bytes keep, bool exact) {
+  Bytes released = give_back_stuck();
+  std::vector<IdleHandle> going;
+  std::optional<IdleHandle> larger;
+  Bytes sum = 0, most = 0;
+  {
+    std::lock_guard lock(extent_lock_);
+    const Bytes reserved = reserved_.load(std::memory_order_acquire);
+    most = reserved - std::min(reserved, keep);
+    if (most >= granularity_) {
+      std::vector<IdleHandle> idle = find_idle(0, 0);
+      going = take_up_to(&idle, most, &sum);
+      if (exact && most - sum >= granularity_ && !idle.empty()) larger = idle.back();
+      std::vector<IdleHandle*> held;
+      for (IdleHandle& one : going) held.push_back(&one);
+      if (larger) held.push_back(&*larger);
+      hold_idle(std::move(held));
+    }
   }
   released += give_back(going);
   if (larger) released += shrink(*larger, round_down(most - sum, granularity_));
@@ -457,8 +467,9 @@ bool Core::add_address_range(Bytes bytes, Status* status) {
       segments_.push_back(std::move(segment));
       return true;
     }
-    if (want / 2 < bytes) return false;
-    want = round_up(want / 2, unit);
+    const Bytes half = round_up(want / 2, unit);
+    if (half < bytes || half == want) return false;
+    want = half;
   }
 }
 

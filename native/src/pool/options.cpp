@@ -42,7 +42,8 @@ constexpr auto kTable = std::to_array<OptionRow>({
      "check() and in waits; 0: keep all"},
     {"stack_depth", OptionType::integer, "0", "", "Python frames kept for each allocation; 0: none"},
     {"sample_bytes", OptionType::size, "4194304", "",
-     "one allocation in so many bytes, on average, keeps its call stack, where stack_depth keeps none; 0: none"},
+     "one allocation in so many bytes, on average, keeps its call stack, where stack_depth keeps none; 0: none",
+     1024 * kGiB},
     {"track", OptionType::boolean, "false", "", "keep serial number, thread and time of each block"},
     {"guard_bytes", OptionType::size, "0", "", "known bytes before and after each block; 0: no guards", kMiB},
     {"fill", OptionType::boolean, "false", "", "free memory holds a pattern, which is verified"},
@@ -281,7 +282,10 @@ bool parse_size(std::string_view text, Bytes* out, std::string* error) {
   return true;
 }
 
-Bytes Amount::of(Bytes total) const { return part > 0 ? static_cast<Bytes>(part * static_cast<double>(total)) : bytes; }
+Bytes Amount::of(Bytes total) const {
+  // A part is never nothing: that would mean no limit.
+  return part > 0 ? std::max<Bytes>(1, static_cast<Bytes>(part * static_cast<double>(total))) : bytes;
+}
 
 bool parse_amount(std::string_view text, Amount* out, std::string* error) {
   std::string_view rest = text;

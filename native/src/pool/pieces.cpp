@@ -52,7 +52,8 @@ Core::Grown Core::grow_piece(const Growth& growth, Status* status) {
     if (growth.moving == Moving::all) size = exact;
     if (most != 0) {
       const Bytes freed = give_back_pooled(reserved - most, size);
-      const Grown grown = take_piece(size, status);
+      Grown grown = take_piece(size, status);
+      if (exact < size && (grown == Grown::limit || grown == Grown::refused)) grown = take_piece(exact, status);
       // What the driver's pool did not need for it.
       if (freed != 0) trim_driver_pool();
       return grown;
@@ -281,6 +282,8 @@ Bytes Core::give_back_pieces(Bytes keep, double timeout, bool* interrupted) {
       plans.push_back(take_out(segment));
     }
   }
+  // What an earlier call gave back may be kept by the driver's pool still, if a call failed then.
+  if (plans.empty() && source_ == SegmentSource::driver) return trim_driver_pool(), Bytes{0};
   if (plans.empty()) return wait_for_leaving(timeout, interrupted);
   if (source_ != SegmentSource::driver) return free_on_errand(plans, timeout, interrupted);
   const Bytes freed = free_pooled(plans);

@@ -68,7 +68,8 @@ Stats Core::stats() {
 
 void Core::reset_peaks() {
   bank_->reset_peak();
-  reserved_peak_.store(reserved_.load());
+  reserved_peak_.store(0);
+  note_peak();
 }
 
 std::string Core::audit() {

@@ -17,7 +17,7 @@ std::uint64_t new_epoch() {
 void StreamTable::change_epoch() {
   const std::uint64_t fresh = new_epoch();
   std::uint64_t now = epoch_.load(std::memory_order_relaxed);
-  while (!epoch_.compare_exchange_weak(now, fresh | (now & kShut), std::memory_order_acq_rel)) {
+  while (!epoch_.compare_exchange_weak(now, fresh | (now & kShut), std::memory_order_seq_cst)) {
   }
 }
 

@@ -24,6 +24,12 @@ class Named {
  public:
   Named() = default;
   Named(Heap* heap, driver::StreamHandle handle, bool counted) : heap_(heap), handle_(handle), counted_(counted) {}
+  // As the thread remembers it from `epoch`: not counted, and good only while the epoch is the same (Core::stands).
+  static Named remembered(Heap* heap, driver::StreamHandle handle, std::uint64_t epoch) {
+    Named named(heap, handle, false);
+    named.epoch_ = epoch;
+    return named;
+  }
   Named(Named&& other) noexcept { swap(other); }
   Named& operator=(Named&& other) noexcept {
     swap(other);
@@ -35,9 +41,16 @@ class Named {
   Heap* heap() const { return heap_; }
   order::StreamState& stream() const { return heap_->stream; }
   driver::StreamHandle handle() const { return handle_; }
+  std::uint64_t epoch() const { return epoch_; }  // 0: it stands by itself
+  void count() {
+    heap_->users.fetch_add(1, std::memory_order_seq_cst);
+    counted_ = true;
+    epoch_ = 0;
+  }
 
  private:
   void swap(Named& other) {
+    std::swap(epoch_, other.epoch_);
     std::swap(heap_, other.heap_);
     std::swap(handle_, other.handle_);
     std::swap(counted_, other.counted_);
@@ -45,6 +58,7 @@ class Named {
   Heap* heap_ = nullptr;
   driver::StreamHandle handle_ = 0;
   bool counted_ = false;
+  std::uint64_t epoch_ = 0;
 };
 
 class StreamTable {
