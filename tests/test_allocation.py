@@ -622,3 +622,17 @@ def test_without_samples_an_untracked_pool_says_that_it_knows_no_call_site() -> 
         assert [(size, stack) for size, _, stack in caught.value.fields["holders"]] == [(MIB, 0)]
         assert "call site unknown" in str(caught.value)
         held.close(s)
+
+
+def test_an_out_of_memory_error_stays_one_where_a_holder_lies_in_a_file_whose_name_is_no_text() -> None:
+    with scene(memory=64 * MIB) as sc:
+        pool = sc.pool(mode="production", sample_bytes=4 * KIB)
+        s = sc.stream(pool)
+        names: dict[str, Any] = {"pool": pool, "stream": s}
+        program = "held = [pool.allocate(64 * 1024, stream=stream) for _ in range(50)]"
+        exec(compile(program, "\udc80.py", "exec"), names)
+        with pytest.raises(sp.OutOfMemoryError) as caught:
+            pool.allocate(500 * MIB, stream=s)
+        assert caught.value.fields["holders"][0][0] > MIB
+        assert "call site" in str(caught.value)
+        names.clear()

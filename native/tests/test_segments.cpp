@@ -618,3 +618,26 @@ STREAMPOOL_TEST("a trim after a refused unmap gives back no more than it was ask
   CHECK_EQ(scene.core->stats().reserved, 96 * kMiB);
   scene.audit();
 }
+
+STREAMPOOL_TEST(
+    "what the driver's pool kept because a call failed goes back at the next trim, and none is trimmed unopened") {
+  Options options = from(SegmentSource::driver);
+  options.wait_timeout = 0;
+  for (const Call failing : {Call::pool_trim, Call::pool_observe}) {
+    PoolScene scene(options);
+    Bytes before = 0, total = 0;
+    CHECK(scene.device->mem_info(&before, &total).ok());
+    scene.core->trim(0);
+    CHECK_EQ(scene.calls(Call::pool_trim), std::uint64_t{0});  // there is no pool of the driver's yet
+    const StreamHandle s = scene.lasting();
+    scene.free(scene.alloc(40 * kMiB, s), s);
+    CHECK(sim::settle());
+    scene.device->fail_call(failing, 1, 8, Code::failed);
+    scene.core->trim(0);
+    scene.device->clear_failures();
+    scene.core->trim(0);
+    Bytes after = 0;
+    CHECK(scene.device->mem_info(&after, &total).ok());
+    CHECK_EQ(after, before);
+  }
+}

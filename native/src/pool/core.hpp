@@ -234,6 +234,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   }
   bool work_to_do() const { return (door_.epoch.load(std::memory_order_relaxed) & kShut) != 0; }
   bool at_home(const ThreadCache& cache, driver::StreamHandle stream) const;
+  bool enter_home(Heap& heap, const ThreadCache& cache, LockSeat& seat) const;
   static std::uint32_t write_record(BlockRecord& record, std::uint64_t word, Bytes size, std::uint64_t origin);
   // What a free gave back.
   struct Freed {

@@ -20,6 +20,17 @@ namespace streampool::pool {
   return cache.key == door_.epoch.load(std::memory_order_acquire) && cache.handle == stream;
 }
 
+// Takes the lock of the heap that the thread remembers, where it is the thread's by bias.
+[[gnu::always_inline]] inline bool Core::enter_home(Heap& heap, const ThreadCache& cache, LockSeat& seat) const {
+  if (!heap.stream.lock.enter(seat)) [[unlikely]]
+    return false;
+  // Again: the stream may have been forgotten, and its heap be another's, before the lock was ours.
+  if (cache.key == door_.epoch.load(std::memory_order_acquire)) [[likely]]
+    return true;
+  BiasedLock::leave(seat);
+  return false;
+}
+
 // Writes down what every block needs. Nobody else has the record: its state is `freed` or `fresh`.
 inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word, Bytes size, std::uint64_t origin) {
   record.size.store(size, std::memory_order_relaxed);
@@ -183,17 +194,11 @@ inline bool of_raw_block(const BlockRecord& record) {
     return Fast::no;
   if (cache.counters->allocated_bytes.load(std::memory_order_relaxed) + size >= cache.next_sample) [[unlikely]]
     return Fast::no;  // its call stack is due
-  Heap& heap = *cache.heap;
   LockSeat& seat = *g_lock_seat;
-  if (!heap.stream.lock.enter(seat)) [[unlikely]]
+  if (!enter_home(*cache.heap, cache, seat)) [[unlikely]]
     return Fast::no;
-  // Again: the stream may have been forgotten, and its heap be another's, before the lock was ours.
-  if (cache.key != door_.epoch.load(std::memory_order_acquire)) [[unlikely]] {
-    BiasedLock::leave(seat);
-    return Fast::no;
-  }
   Bytes gross = 0;
-  const bool served = serve(heap, size, BlockRecord::pack_origin(0, flags, stack), out, &gross);
+  const bool served = serve(*cache.heap, size, BlockRecord::pack_origin(0, flags, stack), out, &gross);
   BiasedLock::leave(seat);
   if (!served) [[unlikely]]
     return Fast::no;
@@ -205,17 +210,11 @@ template <typename Name>
   ThreadCache& cache = thread_cache();
   if (!at_home(cache, stream)) [[unlikely]]
     return Fast::no;
-  Heap& heap = *cache.heap;
   LockSeat& seat = *g_lock_seat;
-  if (!heap.stream.lock.enter(seat)) [[unlikely]]
+  if (!enter_home(*cache.heap, cache, seat)) [[unlikely]]
     return Fast::no;
-  // Again: the stream may have been forgotten, and its heap be another's, before the lock was ours.
-  if (cache.key != door_.epoch.load(std::memory_order_acquire)) [[unlikely]] {
-    BiasedLock::leave(seat);
-    return Fast::no;
-  }
   Freed freed;
-  const bool done = take_back(name, heap, cache, &freed);
+  const bool done = take_back(name, *cache.heap, cache, &freed);
   BiasedLock::leave(seat);
   if (!done) [[unlikely]]
     return Fast::no;

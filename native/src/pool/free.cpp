@@ -176,7 +176,8 @@ void Core::let_go_of(const Held& held) {
   for (order::StreamState* s : held.recorded) Heap::of(s)->users.fetch_sub(1, std::memory_order_release);
 }
 
-// A slot freed on the stream that its slab was cut for, of memory that no host reads.
+// A block freed on its home stream, of memory that no host reads: a slot goes back to its slab, a large block to the
+// quick lists. False: it is filed by its marks.
 bool Core::free_own(BlockRecord& record, Heap& by, Ticket* ticket) {
   const PageMap::Entry container{record.container};
   if (record.home != &by || host_visible(kind_)) return false;

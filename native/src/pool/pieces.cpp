@@ -200,8 +200,12 @@ Bytes Core::give_back_pooled(Bytes keep, Bytes size) {
 
 // What the driver's pool keeps is memory that we hold, and count no more: it goes back, but for what our pieces need.
 void Core::trim_driver_pool() {
+  const driver::PoolHandle pool = driver_pool_.load();
+  Heap* heap = piece_heap_.load();
+  if (pool == 0 || heap == nullptr) return;    // nothing was ever taken from it
+  driver_->pool_observe(heap->stream.handle);  // again: it may have failed behind the last free
   const Bytes reserved = reserved_.load(std::memory_order_acquire);
-  driver_->pool_trim(driver_pool_.load(), reserved - std::min(reserved, leaving_.load()));
+  driver_->pool_trim(pool, reserved - std::min(reserved, leaving_.load()));
 }
 
 // Stream-ordered, on the private stream, and normally done when this returns.
