@@ -10,16 +10,13 @@ the cost of debug mode against production mode in the same run. Ends with 1 if a
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import streampool as sp
-from streampool._bench import machine
+from streampool._bench import machine, reports
 
 HERE = Path(__file__).resolve().parent
 TRACES = HERE.parent / "examples" / "traces"
@@ -65,25 +62,16 @@ def main() -> int:
                 if mode == "production" and result.ratio > BAR:
                     bad.append(f"{trace.name}: reserved is {result.ratio:.3f} times live, above {BAR}")
 
-    now = datetime.datetime.now(datetime.UTC)
-    gpu = re.sub(r"[^a-z0-9]+", "-", facts["gpu"].lower().replace("nvidia", "")).strip("-")
-    report = {
-        "what": "replay of examples/traces: allocations and frees in a native loop, nothing queued between them",
-        "command": f"python benchmarks/gpu_traces.py --device {arguments.device} --passes {arguments.passes}",
-        "date": machine.date(),
-        "commit": machine.commit(),
-        "machine": facts,
-        "bar": {"production reserved / live": BAR},
-        "problems": bad,
-        "results": rows,
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / f"{now:%Y-%m-%d}-{gpu}-traces.json"
-    file.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"written to {file}")
-    for problem in bad:
-        print(f"PROBLEM: {problem}", file=sys.stderr)
-    return 1 if bad else 0
+    return reports.write(
+        arguments.out,
+        "traces",
+        what="replay of examples/traces: allocations and frees in a native loop, nothing queued between them",
+        command=f"python benchmarks/gpu_traces.py --device {arguments.device} --passes {arguments.passes}",
+        facts=facts,
+        bar={"production reserved / live": BAR},
+        rows=rows,
+        problems=bad,
+    )
 
 
 if __name__ == "__main__":

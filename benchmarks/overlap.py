@@ -12,11 +12,8 @@ Ends with 1 if a ratio is above the bar, or if the streams did not overlap.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import json
 import random
-import re
 import statistics
 import sys
 import threading
@@ -27,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import streampool as sp
-from streampool._bench import machine
+from streampool._bench import machine, reports
 
 HERE = Path(__file__).resolve().parent
 
@@ -222,26 +219,19 @@ def main() -> int:
                 if row["overlap"] < OVERLAP_BAR:
                     bad.append(f"{setting}: the streams did not overlap ({row['overlap']:.2f})")
 
-    now = datetime.datetime.now(datetime.UTC)
-    gpu = re.sub(r"[^a-z0-9]+", "-", facts["gpu"].lower().replace("nvidia", "")).strip("-")
-    report = {
-        "what": "microseconds of a step of two overlapped streams: one shared pool, a pool each, all in one stream",
-        "command": "python benchmarks/overlap.py"
-        f" --device {arguments.device} --repetitions {arguments.repetitions} --steps {arguments.steps}",
-        "date": now.isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "machine": facts,
-        "bar": {"shared / separate": BAR, "one stream / shared, at least": OVERLAP_BAR},
-        "problems": bad,
-        "results": rows,
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / f"{now:%Y-%m-%d}-{gpu}-overlap.json"
-    file.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"written to {file}")
-    for problem in bad:
-        print(f"PROBLEM: {problem}", file=sys.stderr)
-    return 1 if bad else 0
+    return reports.write(
+        arguments.out,
+        "overlap",
+        what="microseconds of a step of two overlapped streams: one shared pool, a pool each, all in one stream",
+        command=(
+            "python benchmarks/overlap.py"
+            f" --device {arguments.device} --repetitions {arguments.repetitions} --steps {arguments.steps}"
+        ),
+        facts=facts,
+        bar={"shared / separate": BAR, "one stream / shared, at least": OVERLAP_BAR},
+        rows=rows,
+        problems=bad,
+    )
 
 
 if __name__ == "__main__":

@@ -572,3 +572,21 @@ def test_instructions_are_read_from_callgrinds_table() -> None:
     assert count_instructions.parse(text) == {
         "sp_free": 1234, "malloc": 100, "pool::Core::plan": 20, "pool::full_alloc": 10, "the benchmark's loop": 5,
     }  # fmt: skip
+
+
+def test_a_script_of_the_benchmarks_writes_one_form_of_report_and_ends_with_1_for_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from streampool._bench import reports
+
+    given: dict[str, Any] = {
+        "what": "w", "command": "c", "facts": {"gpu": "NVIDIA H200"}, "bar": {"b": 1.3}, "rows": [{"x": 1}],
+    }  # fmt: skip
+    assert reports.write(tmp_path / "new", "traces", **given, problems=[]) == 0
+    (file,) = (tmp_path / "new").iterdir()
+    assert file.name.endswith("-h200-traces.json")
+    written = json.loads(file.read_text())
+    assert written["results"] == [{"x": 1}]
+    assert written["date"][:10] == file.name[:10]
+    assert reports.write(tmp_path, "traces", **given, problems=["too slow"]) == 1
+    assert "PROBLEM: too slow" in capsys.readouterr().err

@@ -17,6 +17,14 @@ inline pool::Options steady() {
   return options;
 }
 
+// With a limit, and an error instead of a wait.
+inline pool::Options limited(Bytes limit) {
+  pool::Options options = steady();
+  options.limit = limit;
+  options.wait_timeout = 0;
+  return options;
+}
+
 struct PoolScene : Scene {
   explicit PoolScene(pool::Options options = steady(), sim::Config config = seeded(), Kind kind = Kind::device)
       : Scene(config) {
@@ -69,6 +77,26 @@ struct PoolScene : Scene {
     request.stream = stream;
     if (core->free(block, request, &failure) != pool::Errc::ok)
       testing::fail(__FILE__, __LINE__, "free: " + failure.text);
+  }
+  // Raw blocks as the C ABI and Python take and give them: by the short call where it does it (true), else by the full
+  // one, which must succeed.
+  bool take_raw(Bytes size, StreamHandle stream, pool::BlockRef* out) const {
+    pool::AllocRequest request;
+    request.size = size;
+    request.stream = stream;
+    request.raw = true;
+    if (core->try_allocate(request, out)) return true;
+    pool::Failure failure;
+    CHECK(core->allocate(request, out, &failure) == pool::Errc::ok);
+    return false;
+  }
+  bool give_raw(Address address, StreamHandle stream) const {
+    pool::FreeRequest request;
+    request.stream = stream;
+    if (core->try_free(address, request)) return true;
+    pool::Failure failure;
+    CHECK(core->free(address, request, &failure) == pool::Errc::ok);
+    return false;
   }
   void record(const pool::BlockRef& block, StreamHandle stream) const {
     pool::Failure failure;

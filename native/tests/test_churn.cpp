@@ -104,18 +104,10 @@ STREAMPOOL_TEST("sixteen thousand threads that come and go strand neither counts
 
   const auto live = [&](std::size_t number, int round) {
     // So many that the lock of its stream's heap becomes this thread's own.
-    AllocRequest request;
-    request.size = 4096;
-    request.stream = own[number];
-    request.raw = true;
-    FreeRequest by;
-    by.stream = own[number];
-    pool::Failure failure;
     for (std::size_t i = 0; i < kPairs; ++i) {
       BlockRef block;
-      if (!scene.core->try_allocate(request, &block))
-        CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
-      if (!scene.core->try_free(block.address, by)) CHECK(scene.core->free(block.address, by, &failure) == Errc::ok);
+      scene.take_raw(4096, own[number], &block);
+      scene.give_raw(block.address, own[number]);
     }
     // A stream that ends with its thread, and one that all threads use.
     const BlockRef brief = scene.alloc(300 * kKiB, kPerThreadStream);

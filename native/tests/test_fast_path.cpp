@@ -22,22 +22,12 @@ struct FastScene : PoolScene {
       give(block.address);
     }
   }
-  BlockRef raw(Bytes size) {
-    AllocRequest request;
-    request.size = size;
-    request.stream = s;
-    request.raw = true;
+  BlockRef raw(Bytes size) const {
     BlockRef block;
-    pool::Failure failure;
-    if (!core->try_allocate(request, &block)) CHECK(core->allocate(request, &block, &failure) == Errc::ok);
+    take_raw(size, s, &block);
     return block;
   }
-  void give(Address address) {
-    FreeRequest by;
-    by.stream = s;
-    pool::Failure failure;
-    if (!core->try_free(address, by)) CHECK(core->free(address, by, &failure) == Errc::ok);
-  }
+  void give(Address address) const { give_raw(address, s); }
   bool fast(Address address) {
     FreeRequest by;
     by.stream = s;

@@ -9,15 +9,9 @@ namespace {
 using namespace streampool;
 using namespace streampool::driver;
 using namespace streampool::pool;
+using testing::limited;
 using testing::PoolScene;
 using testing::steady;
-
-pool::Options limited(Bytes limit) {
-  pool::Options options = steady();
-  options.limit = limit;
-  options.wait_timeout = 0;
-  return options;
-}
 
 }  // namespace
 
@@ -207,29 +201,14 @@ STREAMPOOL_TEST("the last live block of a slab is freed on the fast path as long
   if (!BiasedLock::prepare()) return testing::skip("no membarrier(2) here: there is no fast path");
   PoolScene scene;
   const StreamHandle s = scene.lasting();
-  AllocRequest request;
-  request.size = 40000;
-  request.stream = s;
-  request.raw = true;
-  FreeRequest by;
-  by.stream = s;
-  std::vector<BlockRef> blocks;
-  for (int i = 0; i < 9; ++i) {
-    BlockRef block;
-    pool::Failure failure;
-    CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
-    blocks.push_back(block);
-  }
-  pool::Failure failure;
-  CHECK(scene.core->free(blocks[0].address, by, &failure) == Errc::ok);  // another slab is listed
+  std::vector<BlockRef> blocks(9);
+  for (BlockRef& block : blocks) scene.take_raw(40000, s, &block);
+  scene.give_raw(blocks[0].address, s);  // another slab is listed
   int fast = 0;
   for (int i = 0; i < 200; ++i) {
     BlockRef block;
-    if (!scene.core->try_allocate(request, &block)) CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
-    if (scene.core->try_free(block.address, by))
-      ++fast;
-    else
-      CHECK(scene.core->free(block.address, by, &failure) == Errc::ok);
+    scene.take_raw(40000, s, &block);
+    fast += scene.give_raw(block.address, s);
   }
   CHECK(fast > 150);
 }

@@ -57,27 +57,14 @@ STREAMPOOL_TEST("a pool samples on the fast path as often as it should, and samp
   options.sample_bytes = 64 * kKiB;
   PoolScene scene(options);
   const StreamHandle s = scene.lasting();
-  AllocRequest request;
-  request.size = 4096;
-  request.stream = s;
-  request.raw = true;
-  FreeRequest by;
-  by.stream = s;
   constexpr int kPairs = 40000;
   int sampled = 0, fast = 0, fast_sampled_frees = 0;
   for (int i = 0; i < kPairs; ++i) {
     BlockRef block;
-    pool::Failure failure;
-    if (scene.core->try_allocate(request, &block))
-      ++fast;
-    else
-      CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
+    fast += scene.take_raw(4096, s, &block);
     const bool is_sample = (block.record->flags() & kSampled) != 0;
     sampled += is_sample;
-    if (scene.core->try_free(block.address, by))
-      fast_sampled_frees += is_sample;
-    else
-      CHECK(scene.core->free(block.address, by, &failure) == Errc::ok);
+    fast_sampled_frees += scene.give_raw(block.address, s) && is_sample;
   }
   // 1 - exp(-1/16) of them, that is about 2424; five standard deviations are 240.
   CHECK(sampled > 2424 - 240 && sampled < 2424 + 240);
@@ -142,22 +129,13 @@ STREAMPOOL_TEST("an out-of-memory callback that allocates leaves its thread the 
     };
     CHECK(scene.try_alloc(500 * kMiB, s, &failure) == Errc::out_of_memory);
     scene.core->hooks().out_of_memory = nullptr;
-    AllocRequest request;
-    request.size = 4096;
-    request.stream = s;
-    request.raw = true;
-    FreeRequest by;
-    by.stream = s;
     int fast = 0, sampled = 0;
     constexpr int kPairs = 20000;
     for (int i = 0; i < kPairs; ++i) {
       BlockRef block;
-      if (scene.core->try_allocate(request, &block))
-        ++fast;
-      else
-        CHECK(scene.core->allocate(request, &block, &failure) == Errc::ok);
+      fast += scene.take_raw(4096, s, &block);
       sampled += (block.record->flags() & kSampled) != 0;
-      CHECK(scene.core->free(block.address, by, &failure) == Errc::ok);
+      scene.give_raw(block.address, s);
     }
     if (sampled <= 30 || sampled >= 130)  // 80 MB, one in 1 MiB
       testing::fail(__FILE__, __LINE__, std::to_string(sampled) + " samples, " + std::to_string(fast) + " fast");

@@ -13,6 +13,7 @@ namespace {
 using namespace streampool;
 using namespace streampool::driver;
 using namespace streampool::pool;
+using testing::limited;
 using testing::PoolScene;
 using testing::seeded;
 using testing::steady;
@@ -20,13 +21,6 @@ using testing::steady;
 constexpr SegmentSource kSources[] = {SegmentSource::vmm, SegmentSource::malloc, SegmentSource::driver};
 
 bool contains(const std::string& text, const std::string& word) { return text.find(word) != std::string::npos; }
-
-Options limited(Bytes limit) {
-  Options options = steady();
-  options.limit = limit;
-  options.wait_timeout = 0;
-  return options;
-}
 
 Options from(SegmentSource source) {
   Options options = steady();

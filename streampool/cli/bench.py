@@ -169,8 +169,8 @@ def command(
     """Measure allocation and free beside every allocator that is on this machine, in one run and in turns.
 
     KIND says what is measured; without one, everything is. Each allocator has a process of its own. Ratios come first;
-    a figure is the median of repetitions, p50 and p99 are of batches of 256 operations. Without a GPU streampool is
-    measured on the simulated device, beside the host's allocators.
+    a figure is the median of repetitions, p50 and p99 are of batches of 256 operations or more. Without a GPU
+    streampool is measured on the simulated device, beside the host's allocators.
     """
     if picture is not None:
         _drawable(picture)

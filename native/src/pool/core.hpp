@@ -414,6 +414,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void add_piece(Address begin, Bytes size, order::Ticket ticket);
   driver::Status free_piece(Address begin);
   bool idle_piece(const Segment& segment) const;
+  std::vector<Segment*> idle_pieces() const;
   Piece take_out(Segment* segment);
   void forget_pages(const placement::Range& range);
   Bytes wait_for_leaving(double timeout, bool* interrupted);

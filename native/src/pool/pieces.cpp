@@ -175,11 +175,7 @@ Bytes Core::give_back_pooled(Bytes keep, Bytes size) {
   std::vector<Piece> plans;
   {
     std::lock_guard lock(extent_lock_);
-    std::vector<Segment*> idle;
-    for (const auto& segment : segments_)
-      if (idle_piece(*segment)) idle.push_back(segment.get());
-    std::sort(idle.begin(), idle.end(),
-              [](const Segment* a, const Segment* b) { return a->range->size < b->range->size; });
+    std::vector<Segment*> idle = idle_pieces();
     Bytes left = reserved_.load(std::memory_order_acquire);
     Bytes wanted = size;
     while (!idle.empty() && wanted != 0) {
@@ -238,6 +234,16 @@ bool Core::idle_piece(const Segment& segment) const {
   return !segment.mapped && e->index == &common_ && e->size == segment.range->size;
 }
 
+// Under the extent lock: the idle ones, the smallest first.
+std::vector<Segment*> Core::idle_pieces() const {
+  std::vector<Segment*> idle;
+  for (const auto& segment : segments_)
+    if (idle_piece(*segment)) idle.push_back(segment.get());
+  std::sort(idle.begin(), idle.end(),
+            [](const Segment* a, const Segment* b) { return a->range->size < b->range->size; });
+  return idle;
+}
+
 // Under the extent lock: an idle piece leaves the books. Once the driver has it, its addresses may come back to us as a
 // new piece at any moment; its bytes stay charged until the call returns.
 Core::Piece Core::take_out(Segment* segment) {
@@ -273,17 +279,13 @@ Bytes Core::give_back_pieces(Bytes keep, double timeout, bool* interrupted) {
   std::vector<Piece> plans;
   {
     std::lock_guard lock(extent_lock_);
-    std::vector<Segment*> idle;
-    for (const auto& segment : segments_)
-      if (idle_piece(*segment)) idle.push_back(segment.get());
-    std::sort(idle.begin(), idle.end(),
-              [](const Segment* a, const Segment* b) { return a->range->size > b->range->size; });
+    const std::vector<Segment*> idle = idle_pieces();
     Bytes left = reserved_.load(std::memory_order_acquire);
-    for (Segment* segment : idle) {
-      const Bytes bytes = segment->range->size;
+    for (auto segment = idle.rbegin(); segment != idle.rend(); ++segment) {
+      const Bytes bytes = (*segment)->range->size;
       if (left < bytes || left - bytes < keep) continue;
       left -= bytes;
-      plans.push_back(take_out(segment));
+      plans.push_back(take_out(*segment));
     }
   }
   // What an earlier call gave back may be kept by the driver's pool still, if a call failed then.
