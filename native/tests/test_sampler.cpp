@@ -106,39 +106,45 @@ STREAMPOOL_TEST("an out-of-memory error in production estimates what its holders
 }
 
 STREAMPOOL_TEST("an out-of-memory callback that allocates leaves its thread the fast path, and its samples") {
-  pool::Options options = steady();
+  pool::Options options = testing::limited(32 * kMiB);
   options.sample_bytes = kMiB;
-  options.limit = 32 * kMiB;
-  options.wait_timeout = 0;
   PoolScene scene(options);
   options.limit = 0;
   const auto other = scene.make(options, Kind::device, "other");
   const StreamHandle s = scene.lasting();
-  pool::Failure failure;
-  for (const bool same : {false, true}) {
-    scene.core->hooks().out_of_memory = [&](Bytes) {
-      AllocRequest inside;
-      inside.size = 100 * kKiB;
-      inside.stream = s;
-      BlockRef block;
-      pool::Failure ignored;
-      pool::Core& core = same ? *scene.core : *other;
-      for (int i = 0; i < 50; ++i)
-        if (core.allocate(inside, &block, &ignored) == Errc::ok) CHECK(core.free(block, {}, &ignored) == Errc::ok);
-      return false;
-    };
-    CHECK(scene.try_alloc(500 * kMiB, s, &failure) == Errc::out_of_memory);
-    scene.core->hooks().out_of_memory = nullptr;
-    int fast = 0, sampled = 0;
-    constexpr int kPairs = 20000;
-    for (int i = 0; i < kPairs; ++i) {
-      BlockRef block;
-      fast += scene.take_raw(4096, s, &block);
-      sampled += (block.record->flags() & kSampled) != 0;
-      scene.give_raw(block.address, s);
+  for (const bool same : {false, true})
+    for (const bool helps : {false, true}) {
+      BlockRef held = scene.alloc(24 * kMiB, s);
+      scene.core->hooks().out_of_memory = [&](Bytes) {
+        pool::Core& core = same ? *scene.core : *other;
+        AllocRequest inside;
+        inside.size = 100 * kKiB;
+        inside.stream = s;
+        BlockRef block;
+        pool::Failure ignored;
+        for (int i = 0; i < 500; ++i)
+          if (core.allocate(inside, &block, &ignored) == Errc::ok) CHECK(core.free(block, {}, &ignored) == Errc::ok);
+        if (helps) scene.free(held, s);
+        return helps;
+      };
+      pool::Failure failure;
+      BlockRef large;
+      AllocRequest request;
+      request.size = helps ? 20 * kMiB : 500 * kMiB;
+      request.stream = s;
+      CHECK(scene.core->allocate(request, &large, &failure) == (helps ? Errc::ok : Errc::out_of_memory));
+      scene.core->hooks().out_of_memory = nullptr;
+      scene.free(helps ? large : held, s);
+      int fast = 0, sampled = 0;
+      constexpr int kPairs = 20000;
+      for (int i = 0; i < kPairs; ++i) {
+        BlockRef block;
+        fast += scene.take_raw(4096, s, &block);
+        sampled += (block.record->flags() & kSampled) != 0;
+        scene.give_raw(block.address, s);
+      }
+      if (sampled <= 30 || sampled >= 130)  // 80 MB, one in 1 MiB
+        testing::fail(__FILE__, __LINE__, std::to_string(sampled) + " samples, " + std::to_string(fast) + " fast");
+      if (BiasedLock::prepare()) CHECK(fast > kPairs - 500);
     }
-    if (sampled <= 30 || sampled >= 130)  // 80 MB, one in 1 MiB
-      testing::fail(__FILE__, __LINE__, std::to_string(sampled) + " samples, " + std::to_string(fast) + " fast");
-    if (BiasedLock::prepare()) CHECK(fast > kPairs - 500);
-  }
 }
