@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if problem is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=problem))
+
+
+def pytest_collection_finish() -> None:
+    """Take what collection made out of the garbage collector's view: pools collect before they refuse memory."""
+    gc.collect()
+    gc.freeze()
 
 
 def _gpu_problem() -> str | None:
