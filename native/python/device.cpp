@@ -10,8 +10,6 @@ namespace streampool::python {
 
 using driver::Driver;
 
-constexpr Text kName{"name"};
-
 void bind_device(nb::module_& m) {
   nb::class_<Driver>(m, "Driver", "One device and its context.")
       .def_prop_ro("name", [](const Driver& d) { return std::string(d.name()); })

@@ -18,9 +18,8 @@ struct Option {
 };
 
 constexpr Builtin<nb::dict> kArguments{"arguments", "a dict of options"};
-constexpr Text kOptionName{"an option's name"};
 constexpr OptionalText kEnvironment{"environment"};
-constexpr Size kSize{"size"};
+constexpr Size kSizeOrText{"size"};
 
 // An option's value as text. None: not given.
 bool value_text(const std::string& name, nb::handle value, std::string* out) {
@@ -95,13 +94,13 @@ void bind_options(nb::module_& m) {
   m.def(
       "parse_size",
       [](nb::handle size) {
-        if (!PyFloat_Check(size.ptr())) return convert(size, kSize);
+        if (!PyFloat_Check(size.ptr())) return convert(size, kSizeOrText);
         const double bytes = PyFloat_AS_DOUBLE(size.ptr());
         if (!(bytes >= 0) || bytes != std::floor(bytes) || bytes >= 0x1p64)
-          refuse(PyExc_ValueError, kSize.name, "a whole number of bytes from 0 to 2^64 - 1", size);
+          refuse(PyExc_ValueError, kSizeOrText.name, "a whole number of bytes from 0 to 2^64 - 1", size);
         return static_cast<Bytes>(bytes);
       },
-      nb::arg(kSize.name).none());
+      nb::arg(kSizeOrText.name).none());
 }
 
 }  // namespace streampool::python

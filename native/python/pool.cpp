@@ -20,7 +20,6 @@ using pool::Errc;
 using pool::Failure;
 
 constexpr Instance<PyPool> kSelf{"self", "a Pool that was initialised"};
-constexpr Whole<> kSize{"size", "a whole number of bytes"};
 constexpr Whole<> kAlignment{"alignment", "a power of two", 1, kMaxAlignment};
 constexpr Whole<> kPointer{"ptr", "an address"};
 constexpr OptionalFlag kStreamOrdered{"stream_ordered"};
@@ -34,9 +33,7 @@ constexpr Instance<driver::Driver, std::shared_ptr<driver::Driver>> kDriver{"dri
 constexpr Choice<Kind>::Word kKinds[] = {
     {"device", Kind::device}, {"pinned", Kind::pinned}, {"managed", Kind::managed}};
 constexpr Choice<Kind> kKind{"kind", "'device', 'pinned' or 'managed'", kKinds};
-constexpr Text kName{"name"};
 constexpr Builtin<nb::dict> kOptions{"options", "a dict of options"};
-constexpr Text kOptionName{"an option's name"};
 constexpr Text kOptionValue{"an option's value"};
 
 constexpr int kSampledDepth = 32;  // Python frames of a sampled allocation

@@ -175,9 +175,7 @@ struct DeviceRef {
 
 constexpr Whole<StreamHandle> kStream{"stream", "a handle"};
 constexpr Whole<driver::EventHandle> kEvent{"event", "a handle"};
-constexpr Text kName{"name"};
 constexpr Text kLabel{"label"};
-constexpr Whole<std::uint32_t> kStack{"stack", "the number of a stack"};
 
 // Memory that work touches: a list of (address, bytes).
 struct Ranges {
@@ -185,7 +183,6 @@ struct Ranges {
   const char* name;
 };
 constexpr Whole<> kAddress{"address", "an address"};
-constexpr Whole<> kSize{"size", "a whole number of bytes"};
 std::vector<std::pair<Address, Bytes>> convert(nb::handle given, const Ranges& row) {
   constexpr const char* kWanted = "a list of (address, bytes)";
   std::vector<std::pair<Address, Bytes>> out;

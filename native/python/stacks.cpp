@@ -31,7 +31,6 @@ StackTable& table() {
 constexpr int kMaxDepth = 64;
 
 constexpr Whole<int> kDepth{"depth", "a number of frames"};
-constexpr Whole<debug::StackId> kStack{"stack", "the number of a stack"};
 
 // Nothing may be raised and the caller's error state must survive.
 int walk(Frame* frames, int depth) {

@@ -5,26 +5,25 @@
 #include <cstring>
 
 #include "device.hpp"
+#include "host_pointer.hpp"
 #include "pattern_loops.hpp"
 
 namespace streampool::driver::sim {
 namespace {
-
-std::uint8_t* pointer(Address address) { return reinterpret_cast<std::uint8_t*>(address); }  // NOLINT
 
 // Between pageable host memory, whose addresses nobody vouches for, and a buffer of ours. False: a bad address.
 bool host_transfer(Address pageable, std::uint8_t* ours, Bytes size, bool write) {
   while (size > 0) {
     const Bytes some = std::min(size, kGiB);
     const iovec local{ours, some};
-    const iovec remote{pointer(pageable), some};
+    const iovec remote{host_pointer(pageable), some};
     const ssize_t moved = write ? process_vm_writev(getpid(), &local, 1, &remote, 1, 0)
                                 : process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
     if (moved < 0 && (errno == ENOSYS || errno == EPERM)) {  // forbidden here: trust the caller
       if (write)
-        std::memcpy(pointer(pageable), ours, some);
+        std::memcpy(host_pointer(pageable), ours, some);
       else
-        std::memcpy(ours, pointer(pageable), some);
+        std::memcpy(ours, host_pointer(pageable), some);
     } else if (moved <= 0) {
       return false;
     }
@@ -95,7 +94,7 @@ Status SimDevice::fill(StreamHandle stream, Address at, std::uint8_t value, Byte
   if (const Status status = enter(Call::fill); !status) return status;
   if (size == 0) return {};
   Work work{.stream = stream, .label = "fill"};
-  work.body = [=] { std::memset(pointer(at), value, size); };
+  work.body = [=] { std::memset(host_pointer(at), value, size); };
   work.accesses = {writes(at, size)};
   return queue(Call::fill, std::move(work), false, nullptr);
 }
@@ -109,19 +108,19 @@ Status SimDevice::copy(StreamHandle stream, Address to, Address from, Bytes size
   const bool from_ours = machine_->memory.known(from);
   Work work{.stream = stream, .label = "copy"};
   if (to_ours && from_ours) {
-    work.body = [=] { std::memmove(pointer(to), pointer(from), size); };
+    work.body = [=] { std::memmove(host_pointer(to), host_pointer(from), size); };
     work.accesses = {reads(from, size), writes(to, size)};
     return queue(call, std::move(work), false, nullptr);
   }
   const auto staging = std::make_shared<std::vector<std::uint8_t>>(size);
   if (!from_ours && !host_transfer(from, staging->data(), size, false)) return fail(call, Code::invalid, kInvalidValue);
   if (to_ours) {
-    work.body = [=] { std::memcpy(pointer(to), staging->data(), size); };
+    work.body = [=] { std::memcpy(host_pointer(to), staging->data(), size); };
     work.accesses = {writes(to, size)};
     return queue(call, std::move(work), false, nullptr);
   }
   if (from_ours) {
-    work.body = [=] { std::memcpy(staging->data(), pointer(from), size); };
+    work.body = [=] { std::memcpy(staging->data(), host_pointer(from), size); };
     work.accesses = {reads(from, size)};
   }
   Queued queued;

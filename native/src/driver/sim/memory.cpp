@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "host_mappings.hpp"
+#include "host_pointer.hpp"
 
 namespace streampool::driver::sim {
 namespace {
@@ -36,8 +37,6 @@ std::int64_t mapping_limit() {
   }();
   return limit;
 }
-
-void* at(Address address) { return reinterpret_cast<void*>(address); }  // NOLINT: addresses are numbers here
 
 constexpr int kReserveFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
@@ -79,17 +78,17 @@ Memory::Memory(int devices, Bytes device_memory, Bytes host_memory)
 
 Memory::~Memory() {
   for (const auto& [address, allocation] : allocations_) {
-    munmap(at(address), allocation.size);
+    munmap(host_pointer(address), allocation.size);
     host_mappings.fetch_sub(1);
   }
-  for (const auto& [address, bytes] : kept_) munmap(at(address), bytes);
+  for (const auto& [address, bytes] : kept_) munmap(host_pointer(address), bytes);
   for (const auto& [handle, pool] : pools_)
     for (const auto& [address, piece] : pool.pieces) {
-      munmap(at(address), piece.size);
+      munmap(host_pointer(address), piece.size);
       host_mappings.fetch_sub(1);
     }
   for (const auto& [address, reservation] : reservations_) {
-    munmap(at(address), reservation.size);
+    munmap(host_pointer(address), reservation.size);
     std::int64_t count = 1;
     Address end = address;
     for (const auto& [begin, mapping] : reservation.mappings) {
@@ -163,7 +162,7 @@ Code Memory::free(Kind kind, Address address, bool* in_use) {
   if (*in_use) {
     kept_.emplace_back(address, allocation.size);
   } else {
-    munmap(at(address), allocation.size);
+    munmap(host_pointer(address), allocation.size);
     host_mappings.fetch_sub(1);
   }
   allocations_.erase(found);
@@ -216,7 +215,7 @@ Code Memory::reserve(Bytes size, Bytes alignment, Address* out) {
   const Address raw = reinterpret_cast<Address>(place);
   const Address begin = round_up(raw, alignment);
   if (begin > raw) munmap(place, begin - raw);
-  if (raw + asked > begin + size) munmap(at(begin + size), raw + asked - begin - size);
+  if (raw + asked > begin + size) munmap(host_pointer(begin + size), raw + asked - begin - size);
   reservations_[begin].size = size;
   *out = begin;
   return Code::ok;
@@ -228,7 +227,7 @@ Code Memory::unreserve(Address address, Bytes size) {
   if (found == reservations_.end() || found->second.size != size || !found->second.mappings.empty()) {
     return Code::invalid;
   }
-  munmap(at(address), size);
+  munmap(host_pointer(address), size);
   host_mappings.fetch_sub(1);
   if (!retired_) reserved_addresses.fetch_sub(size);
   reservations_.erase(found);
@@ -299,7 +298,7 @@ Code Memory::map(Address address, Bytes size, MemoryHandle handle) {
   if (gap_begin > address || (inside != reservation->mappings.end() && inside->first < end)) return Code::invalid;
   const std::int64_t more = mappings_for(address, end, gap_begin, gap_end);
   if (!add_mappings(more)) return Code::out_of_memory;
-  void* place = mmap(at(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+  void* place = mmap(host_pointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
                      physical(found->second.device).file, static_cast<off_t>(found->second.offset));
   if (place == MAP_FAILED) {
     host_mappings.fetch_sub(more);
@@ -325,7 +324,7 @@ Code Memory::unmap(Address address, Bytes size, bool* in_use) {
   }
   if (end != address + size) return Code::invalid;
   *in_use = touched_by_running(address, size);
-  if (!*in_use && mmap(at(address), size, PROT_NONE, kReserveFlags | MAP_FIXED, -1, 0) == MAP_FAILED) {
+  if (!*in_use && mmap(host_pointer(address), size, PROT_NONE, kReserveFlags | MAP_FIXED, -1, 0) == MAP_FAILED) {
     return Code::out_of_memory;  // the host would have to split a mapping and may not
   }
   for (auto one = first; one != last;) {
@@ -355,7 +354,7 @@ Code Memory::set_access(Address address, Bytes size, std::vector<int> devices) {
     ++last;
   }
   if (end != address + size) return Code::invalid;
-  if (mprotect(at(address), size, PROT_READ | PROT_WRITE) != 0) return Code::out_of_memory;
+  if (mprotect(host_pointer(address), size, PROT_READ | PROT_WRITE) != 0) return Code::out_of_memory;
   for (auto one = first; one != last; ++one) one->second.devices = devices;
   return Code::ok;
 }

@@ -5,14 +5,10 @@
 #include <vector>
 
 #include "host_mappings.hpp"
+#include "host_pointer.hpp"
 #include "memory.hpp"
 
 namespace streampool::driver::sim {
-namespace {
-
-void* at(Address address) { return reinterpret_cast<void*>(address); }  // NOLINT: addresses are numbers here
-
-}  // namespace
 
 PoolHandle Memory::pool_create(int device) {
   const std::lock_guard lock(mutex_);
@@ -29,7 +25,7 @@ void Memory::drop_piece(DriverPool& pool, std::map<Address, PoolPiece>::iterator
     kept_.emplace_back(address, one.size);  // the work that runs there is at fault; it is told by the race check
     return;
   }
-  munmap(at(address), one.size);
+  munmap(host_pointer(address), one.size);
   add_mappings(-1);
 }
 
