@@ -60,7 +60,7 @@ demo: $(BUILT)  ## find planted faults, then replay a real trace; on the GPU whe
 	$(BIN)/streampool demo --examples examples
 
 test: $(BUILT)  ## every fast test, native ones included (no GPU needed)
-	$(PY) -m pytest -n $(JOBS) -m "not slow and not gpu" $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --durations=10 --durations-min=1 -m "not slow and not gpu" $(ARGS)
 
 test-slow: $(BUILT)  ## the longer tests, which CI runs
 	HYPOTHESIS_PROFILE=ci $(PY) -m pytest -n $(JOBS) --dist loadgroup -m "slow and not gpu" $(ARGS)
