@@ -396,7 +396,7 @@ void bind_streams(nb::class_<DeviceRef>& device) {
       .def(
           "stream_done",
           [](const DeviceRef& self, Given<kStream> stream) {
-            const Status status = without_gil([&] { return self.device->stream_query(*stream, true); });
+            const Status status = without_gil([&] { return self.device->poll_stream(*stream); });
             if (status.code == driver::Code::not_ready) return false;
             check(status);
             return true;

@@ -74,6 +74,7 @@ class FakeDriver final : public driver::Driver {
   Status stream_create(driver::StreamHandle*) override { return no(); }
   Status stream_destroy(driver::StreamHandle) override { return no(); }
   Status stream_wait_event(driver::StreamHandle, driver::EventHandle) override { return no(); }
+  Status stream_query(driver::StreamHandle) override { return no(); }
   Status event_create(driver::EventHandle*) override { return no(); }
   Status event_destroy(driver::EventHandle) override { return no(); }
   Status event_record(driver::EventHandle, driver::StreamHandle) override { return no(); }

@@ -49,7 +49,7 @@ class FakeEvents final : public Events {
   }
 
   // -- what the tests set and read
-  std::function<void(EventId)> on_record, on_query, on_wait;  // in the middle of the call
+  std::function<void(EventId)> on_record, on_query, on_wait, on_idle;  // in the middle of the call
   std::atomic<bool> fail_create{false}, fail_record{false}, fail_query{false}, fail_wait{false};
   std::size_t live() {
     std::lock_guard lock(mutex_);
@@ -110,6 +110,15 @@ class FakeEvents final : public Events {
     bool all = true;
     for (const auto& [stream, position] : e.positions) all = all && position <= streams_[stream].ran;
     return all;
+  }
+  bool idle(std::uintptr_t stream) override {
+    bool all = false;
+    {
+      std::lock_guard lock(mutex_);
+      all = streams_[stream].ran == streams_[stream].queued;
+    }
+    call(on_idle, stream);  // what comes meanwhile is not part of the answer
+    return all && !fail_query;
   }
   bool wait(std::uintptr_t stream, EventId event) override {
     if (!hold(event, "waited for")) return false;
@@ -239,6 +248,35 @@ STREAMPOOL_TEST("a mark lets its own stream in, everybody once complete, and who
   CHECK(!may_use(u, mark));
   s.raise_completed(mark.ticket);
   CHECK(may_use(u, mark));
+}
+
+STREAMPOOL_TEST(
+    "an idle stream's marks are complete without a fence, and those that were put on it while it was asked are not") {
+  OrderScene scene;
+  Stream& s = scene.stream();
+  const Mark before = scene.free(s);
+  CHECK(!scene.fences.ask_idle(s.state, s.handle));  // its work has not run
+  CHECK(!complete(before));
+  scene.record(s);
+  scene.events.run(s.handle);
+  Mark meanwhile;
+  scene.events.on_idle = [&](EventId) { meanwhile = scene.free(s); };
+  CHECK(scene.fences.ask_idle(s.state, s.handle));
+  scene.events.on_idle = {};
+  CHECK(complete(before));
+  CHECK(!complete(meanwhile));
+  CHECK(s.state.fences.empty());  // its event is free for the next fence
+  CHECK(s.state.issued.load() > s.state.fenced.load());
+  scene.record(s);
+  CHECK(!s.state.fences.empty());
+  scene.events.run(s.handle);
+  scene.events.fail_query = true;
+  const Mark last = scene.free(s);
+  scene.events.run(s.handle);
+  CHECK(!scene.fences.ask_idle(s.state, s.handle));  // an error is no answer
+  CHECK(!complete(last));
+  scene.events.fail_query = false;
+  scene.finish();
 }
 
 STREAMPOOL_TEST("every mark takes a fresh ticket, from many threads too") {

@@ -101,7 +101,7 @@ void BiasedLock::lock_plain() noexcept {
   LockSeat& seat = *g_lock_seat;
   if (!take()) {
     waiting_.fetch_add(1, std::memory_order_relaxed);
-    for (SpinWait wait; !take();) wait(waiting_.load(std::memory_order_relaxed) - 1);
+    for (SpinWait wait; !take();) wait(waiting_.load(std::memory_order_relaxed));
     waiting_.fetch_sub(1, std::memory_order_relaxed);
   }
   take_bias_away(seat);

@@ -37,22 +37,21 @@ inline void pause_for(std::uint32_t cycles) noexcept {
 // One step of a wait each call.
 class SpinWait {
  public:
-  // `others`: how many wait too. Each looks the less often the more they are: whoever has the lock can then go on with
-  // it many times, instead of losing its cache lines to the next one after each.
-  void operator()(std::uint32_t others = 0) noexcept {
-    constexpr std::uint32_t kMostOthers = 31, kCycles = 2000;
-    if (steps_ == kSpins) {
-      sched_yield();
-      return;
-    }
-    const std::uint32_t first = std::min(std::uint32_t{64} << steps_, kCycles);
-    ++steps_;
-    pause_for(first + std::min(others, kMostOthers) * kCycles);
+  // `waiting`: how many wait for the lock, where that is known. After a first short look each looks the less often the
+  // more they are: whoever has the lock can then go on with it many times, instead of losing its cache lines to the
+  // next one after each.
+  void operator()(std::uint32_t waiting = 0) noexcept {
+    constexpr std::uint32_t kMostWaiting = 32, kShare = 8000, kFirst = 64, kLongest = 2000;
+    if (spent_ >= kPatience) sched_yield();
+    const std::uint32_t cycles =
+        waiting != 0 && spent_ != 0 ? std::min(waiting, kMostWaiting) * kShare : std::clamp(spent_, kFirst, kLongest);
+    if (spent_ < kPatience) spent_ += cycles;
+    if (waiting != 0 || spent_ < kPatience) pause_for(cycles);
   }
 
  private:
-  static constexpr std::uint32_t kSpins = 12;
-  std::uint32_t steps_ = 0;
+  static constexpr std::uint32_t kPatience = 20000;  // cycles, before others get the processor
+  std::uint32_t spent_ = 0;
 };
 
 }  // namespace streampool

@@ -196,6 +196,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   virtual Status stream_create(StreamHandle* out) = 0;  // non-blocking: waits for nobody, nobody waits for it
   virtual Status stream_destroy(StreamHandle stream) = 0;
   virtual Status stream_wait_event(StreamHandle stream, EventHandle event) = 0;
+  // ok: nothing is left to do on it; not_ready; or an error (which means: not done). Kills the capture of a capturing
+  // one.
+  virtual Status stream_query(StreamHandle stream) = 0;
 
   // Events, without timing. A query never blocks.
   virtual Status event_create(EventHandle* out) = 0;

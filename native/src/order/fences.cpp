@@ -125,6 +125,19 @@ void Fences::poll(StreamState& s) {
   }
 }
 
+bool Fences::ask_idle(StreamState& s, std::uintptr_t handle) {
+  // Read before asking: what is issued meanwhile may have work behind it that is queued afterwards.
+  const Ticket covers = s.issued.load(std::memory_order_acquire);
+  counts_.polled.fetch_add(1, std::memory_order_relaxed);
+  if (!events_of(s).idle(handle)) return false;
+  s.raise_completed(covers);
+  s.fence_lock.lock();
+  if (s.fenced.load(std::memory_order_relaxed) < covers) s.fenced.store(covers, std::memory_order_release);
+  s.fence_lock.unlock();
+  retire(s);
+  return true;
+}
+
 void Fences::retire(StreamState& s) {
   std::vector<std::uintptr_t> done;
   s.fence_lock.lock();

@@ -21,6 +21,8 @@ class Events {
   // True only when the event is known to be done; an error of any kind is "not done".
   virtual bool done(std::uintptr_t event) = 0;
   virtual bool wait(std::uintptr_t stream, std::uintptr_t event) = 0;
+  // True only when nothing is left to do on the stream, which the caller knows not to capture.
+  virtual bool idle(std::uintptr_t stream) = 0;
 };
 
 struct FenceCounts {
@@ -42,6 +44,10 @@ class Fences {
 
   // Advances `completed` as far as the fences of `s` are done.
   void poll(StreamState& s);
+
+  // Asks whether the stream has nothing left to do: then all that was issued on it is complete, without a fence. The
+  // caller has the right to touch the stream, and knows that it does not capture.
+  bool ask_idle(StreamState& s, std::uintptr_t handle);
 
   // The fences of an idle stream have nothing left to say: their events are pooled again.
   void retire(StreamState& s);

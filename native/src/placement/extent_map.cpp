@@ -8,11 +8,10 @@ namespace streampool::placement {
 Extent* FreeIndex::best_fit(Bytes size, Bytes alignment) const {
   // With an alignment above an extent's own, the smallest extents may hold the size but not at a fitting address; what
   // is larger by the alignment always does.
-  for (auto it = by_size_.lower_bound(ExtentKey{size, 0, nullptr}); it != by_size_.end(); ++it) {
-    const Address at = round_up(it->begin, alignment);
-    if (at + size <= it->begin + it->size) return it->extent;
-  }
-  return nullptr;
+  Extent* extent = by_size_.first_from(size);
+  while (extent != nullptr && round_up(extent->begin, alignment) + size > extent->end())
+    extent = by_size_.first_from(extent->size, extent->begin + 1);
+  return extent;
 }
 
 Extent* ExtentMap::make() {
@@ -46,37 +45,50 @@ void ExtentMap::drop(Extent* extent) {
   spare_ = extent;
 }
 
-void ExtentMap::link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after) {
-  extent->index = &index;
-  extent->stamp = stamp;
-  const ExtentKey key{extent->size, extent->begin, extent};
-  if (extent->node) {
-    extent->node.value() = key;
-    extent->place = index.by_size_.insert(std::move(extent->node)).position;
-  } else {
-    extent->place = index.by_size_.insert(key).first;
-  }
-  index.bytes_ += extent->size;
+// Its place by age: behind `after`.
+void ExtentMap::age_after(Extent* extent, Extent* after) {
+  FreeIndex& index = *extent->index;
   extent->older = after;
   extent->newer = after != nullptr ? after->newer : index.oldest_;
   (extent->older != nullptr ? extent->older->newer : index.oldest_) = extent;
   (extent->newer != nullptr ? extent->newer->older : index.newest_) = extent;
 }
 
+void ExtentMap::age_out(Extent* extent) {
+  FreeIndex& index = *extent->index;
+  (extent->older != nullptr ? extent->older->newer : index.oldest_) = extent->newer;
+  (extent->newer != nullptr ? extent->newer->older : index.newest_) = extent->older;
+  extent->older = extent->newer = nullptr;
+}
+
+// Behind the newest whose stamp is not larger. What was freed just now is the newest.
+void ExtentMap::age_in(Extent* extent) {
+  Extent* after = extent->index->newest_;
+  while (after != nullptr && after->stamp > extent->stamp) after = after->older;
+  age_after(extent, after);
+}
+
+void ExtentMap::link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after) {
+  extent->index = &index;
+  extent->stamp = stamp;
+  index.by_size_.insert(extent);
+  index.bytes_ += extent->size;
+  age_after(extent, after);
+}
+
 void ExtentMap::link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp) {
-  // By age: behind the newest whose stamp is not larger. What was freed just now is the newest.
-  Extent* after = index.newest_;
-  while (after != nullptr && after->stamp > stamp) after = after->older;
-  link_after(extent, index, stamp, after);
+  extent->index = &index;
+  extent->stamp = stamp;
+  index.by_size_.insert(extent);
+  index.bytes_ += extent->size;
+  age_in(extent);
 }
 
 void ExtentMap::unlink_index(Extent* extent) {
   FreeIndex& index = *extent->index;
-  extent->node = index.by_size_.extract(extent->place);
+  index.by_size_.erase(extent);
   index.bytes_ -= extent->size;
-  (extent->older != nullptr ? extent->older->newer : index.oldest_) = extent->newer;
-  (extent->newer != nullptr ? extent->newer->older : index.newest_) = extent->older;
-  extent->older = extent->newer = nullptr;
+  age_out(extent);
   extent->index = nullptr;
 }
 
@@ -114,6 +126,19 @@ Range* ExtentMap::range_of(Address address) const {
 
 Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState state) {
   FreeIndex* index = from->index;
+  if (index != nullptr && begin == from->begin && size < from->size) {
+    // The usual case: what is left stays in the index, with its age.
+    Extent* piece = make_beside(*from);
+    piece->begin = begin;
+    piece->size = size;
+    piece->state = state;
+    piece->next = from;
+    (piece->prev != nullptr ? piece->prev->next : piece->range->first) = piece;
+    from->prev = piece;
+    index->bytes_ -= size;
+    index->by_size_.change(from, begin + size, from->size - size);
+    return piece;
+  }
   const std::uint64_t stamp = from->stamp;
   Extent* older = from->older;  // what is left keeps its place in the order of age
   if (index != nullptr) unlink_index(from);
@@ -162,24 +187,41 @@ Extent* ExtentMap::absorb_next(Extent* extent) {
 }
 
 Extent* ExtentMap::put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp, Alike alike) {
-  extent->state = state;
-  extent->note = nullptr;
   const auto joins = [&](const Extent* e) { return e != nullptr && e->index == &index && alike.has(e->stamp); };
-  if (index.merges()) {
-    if (joins(extent->next)) {
-      stamp = std::max(stamp, extent->next->stamp);
-      unlink_index(extent->next);
-      absorb_next(extent);
-    }
-    if (joins(extent->prev)) {
-      extent = extent->prev;
-      stamp = std::max(stamp, extent->stamp);
-      unlink_index(extent);
-      absorb_next(extent);
-    }
+  Extent* const prev = index.merges() && joins(extent->prev) ? extent->prev : nullptr;
+  Extent* const next = index.merges() && joins(extent->next) ? extent->next : nullptr;
+  if (prev == nullptr && next == nullptr) {
+    extent->state = state;
+    extent->note = nullptr;
+    link_index(extent, index, stamp);
+    return extent;
   }
-  link_index(extent, index, stamp);
-  return extent;
+  if (prev != nullptr) stamp = std::max(stamp, prev->stamp);
+  if (next != nullptr) stamp = std::max(stamp, next->stamp);
+  // One of them stays in the index, larger.
+  Extent* const kept = prev != nullptr ? prev : next;
+  const Address begin = prev != nullptr ? prev->begin : extent->begin;
+  const Bytes size = (next != nullptr ? next : extent)->end() - begin;
+  if (kept != next && next != nullptr) {
+    unlink_index(next);
+    absorb_next(extent);
+  }
+  index.bytes_ += size - kept->size;
+  index.by_size_.change(kept, begin, size);
+  if (kept == prev) {
+    kept->next = extent->next;
+    if (kept->next != nullptr) kept->next->prev = kept;
+  } else {
+    kept->prev = extent->prev;
+    (kept->prev != nullptr ? kept->prev->next : kept->range->first) = kept;
+  }
+  drop(extent);
+  if (stamp != kept->stamp) {
+    age_out(kept);
+    kept->stamp = stamp;
+    age_in(kept);
+  }
+  return kept;
 }
 
 Extent* ExtentMap::put_free(Extent* extent, FreeIndex& index, std::uint64_t stamp, Alike alike) {
@@ -217,8 +259,7 @@ std::string ExtentMap::validate() const {
         return "an extent is in an index when it is free or unmapped";
       if ((e->state == ExtentState::unmapped) != (e->index == &unmapped_))
         return "unmapped extents have an index of their own";
-      if (e->index != nullptr && e->index->by_size_.count({e->size, e->begin, nullptr}) == 0)
-        return "a free extent stands in its index under its size";
+      if (e->index != nullptr && !e->index->by_size_.has(e)) return "a free extent stands in its index under its size";
       if (prev != nullptr && prev->index != nullptr && prev->index == e->index && prev->stamp == e->stamp &&
           e->index->merges())
         return "neighbours of one index and stamp are one";

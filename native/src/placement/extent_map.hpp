@@ -9,15 +9,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "../base/types.hpp"
+#include "size_tree.hpp"
 
 namespace streampool::placement {
-
-inline constexpr Bytes kExtentAlign = 512;
 
 enum class ExtentState : std::uint8_t {
   unmapped,  // addresses without memory
@@ -29,15 +27,6 @@ enum class ExtentState : std::uint8_t {
 class FreeIndex;
 struct Range;
 struct Extent;
-
-// A place in an index: by size, then by address.
-struct ExtentKey {
-  Bytes size = 0;
-  Address begin = 0;
-  Extent* extent = nullptr;
-  bool operator<(const ExtentKey& other) const { return size != other.size ? size < other.size : begin < other.begin; }
-};
-using ExtentTree = std::set<ExtentKey>;
 
 struct Extent {
   Address begin = 0;
@@ -53,8 +42,7 @@ struct Extent {
   void* note = nullptr;
   Extent* older = nullptr;  // in the index's list by age
   Extent* newer = nullptr;
-  ExtentTree::iterator place;  // in the index
-  ExtentTree::node_type node;  // outside of one: what it stands in there is kept, so that no host memory comes and goes
+  SizeLinks<Extent> links;  // in the index
 
   Address end() const { return begin + size; }
 };
@@ -82,9 +70,9 @@ class FreeIndex {
   explicit FreeIndex(bool merges = true) : merges_(merges) {}
   bool merges() const { return merges_; }
   bool empty() const { return by_size_.empty(); }
-  std::size_t count() const { return by_size_.size(); }
+  std::size_t count() const { return by_size_.count(); }
   Bytes free_bytes() const { return bytes_; }
-  Bytes largest() const { return by_size_.empty() ? 0 : by_size_.rbegin()->size; }
+  Bytes largest() const { return by_size_.empty() ? 0 : by_size_.largest()->size; }
   Extent* oldest() const { return oldest_; }
 
   // Best fit: the smallest extent that holds `size` bytes at a multiple of `alignment`, lowest address among equals.
@@ -92,12 +80,12 @@ class FreeIndex {
 
   template <typename Function>
   void for_each(Function function) const {
-    for (const ExtentKey& key : by_size_) function(key.extent);
+    by_size_.for_each(function);
   }
 
  private:
   friend class ExtentMap;
-  ExtentTree by_size_;
+  SizeTree<Extent> by_size_;
   Bytes bytes_ = 0;
   Extent* oldest_ = nullptr;
   Extent* newest_ = nullptr;
@@ -144,6 +132,9 @@ class ExtentMap {
   Extent* make_beside(const Extent& from);
   void drop(Extent* extent);
   Extent* put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp, Alike alike);
+  static void age_after(Extent* extent, Extent* after);
+  static void age_out(Extent* extent);
+  static void age_in(Extent* extent);
   void link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after);
   void link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp);
   void unlink_index(Extent* extent);

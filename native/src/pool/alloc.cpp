@@ -84,6 +84,14 @@ Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const
   return Errc::ok;
 }
 
+Errc Core::check_device(const Named& named, Failure* failure) const {
+  if (named.stream().events == nullptr) return Errc::ok;
+  return failure->set(Errc::stream, "stream " + hex(named.handle()) + " belongs to another device than the pool's, " +
+                                        std::string(driver_->name()) +
+                                        ": memory is allocated and freed on streams of its own device. A peer's "
+                                        "stream that uses a block is declared with record_stream");
+}
+
 Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure) {
   // Before: what is found may be forgotten meanwhile.
   const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
@@ -91,13 +99,9 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
     *out = Named::remembered(cache.heap, canonical(handle), epoch);
     return Errc::ok;
   }
-  const Errc errc = name_any(handle, out, failure);
+  Errc errc = name_any(handle, out, failure);
+  if (errc == Errc::ok) errc = check_device(*out, failure);
   if (errc != Errc::ok) return errc;
-  if (out->stream().events != nullptr)
-    return failure->set(Errc::stream, "stream " + hex(handle) + " belongs to another device than the pool's, " +
-                                          std::string(driver_->name()) +
-                                          ": memory is allocated and freed on streams of its own device. A peer's "
-                                          "stream that uses a block is declared with record_stream");
   if (out->stream().lasting && !streams_.capture_known()) {
     counters();  // makes the cache this pool's
     ThreadCache& cache = thread_cache();
@@ -109,34 +113,51 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
   return Errc::ok;
 }
 
-Errc Core::hold(Named* named, Failure* failure) {
-  const std::uint64_t epoch = named->epoch();
-  if (epoch == 0) return Errc::ok;
-  // Counted first, looked at then: whoever takes a heap away changes the epoch first, and counts then.
+bool Core::keep(Named* named) const {
+  if (named->epoch() == 0) return true;
+  // Counted first, looked at then: whoever takes a heap away changes the epoch, or what the heap is, first, and counts
+  // then.
   named->count();
-  if ((door_.epoch.load(std::memory_order_seq_cst) & ~kShut) == epoch) return Errc::ok;
+  if (!stands(*named)) return false;
+  named->stand();
+  return true;
+}
+
+Errc Core::hold_any(Named* named, Failure* failure) {
+  if (keep(named)) return Errc::ok;
   const driver::StreamHandle handle = named->handle();
   *named = Named();
-  return name_stream(handle, named, failure);
+  return name_anew(handle, named, failure);
+}
+
+Errc Core::hold(Named* named, Failure* failure) {
+  if (keep(named)) return Errc::ok;  // was checked when it was named
+  const Errc errc = hold_any(named, failure);
+  return errc == Errc::ok ? check_device(*named, failure) : errc;
 }
 
 Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
-  observe::ThreadCounters& mine = counters();
-  ThreadCache& cache = thread_cache();
+  const ThreadCache& cache = thread_cache();
   const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
-  if (cache.raw_handle == handle && cache.raw_epoch == epoch) {
-    observe::CounterBank::on_lookup(mine);
-    if (!streams_.name_again(handle, cache.raw_heap, cache.raw_id, out)) *out = Named();
-  }
-  if (out->heap() == nullptr) {
-    const Errc errc = streams_.name(handle, out, failure);
-    if (errc != Errc::ok || out->stream().lasting) return errc;
-    if (handle != driver::kPerThreadStream) {
-      cache.raw_handle = handle;
-      cache.raw_epoch = epoch;
-      cache.raw_id = out->stream().id.load(std::memory_order_relaxed);
-      cache.raw_heap = out->heap();
-    }
+  if (cache.raw_handle != handle || cache.raw_epoch != epoch) return name_anew(handle, out, failure);
+  observe::CounterBank::on_lookup(counters());
+  if (!streams_.is_still(handle, cache.raw_id)) return name_anew(handle, out, failure);
+  *out = Named::remembered(cache.raw_heap, handle, epoch, cache.raw_id);
+  fence_owed(*out);
+  return Errc::ok;
+}
+
+Errc Core::name_anew(driver::StreamHandle handle, Named* out, Failure* failure) {
+  const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
+  const Errc errc = streams_.name(handle, out, failure);
+  if (errc != Errc::ok || out->stream().lasting) return errc;
+  if (handle != driver::kPerThreadStream) {
+    counters();  // makes the cache this pool's
+    ThreadCache& cache = thread_cache();
+    cache.raw_handle = handle;
+    cache.raw_epoch = epoch;
+    cache.raw_id = out->stream().id.load(std::memory_order_relaxed);
+    cache.raw_heap = out->heap();
   }
   fence_owed(*out);
   // Streams that come and go leave their entries behind until somebody looks.
@@ -145,12 +166,16 @@ Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
 }
 
 Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) {
+  AllocRequest request = given;
+  const bool plain = is_plain(request);
+  if (plain && at_home(thread_cache(), request.stream)) {
+    ask_for_sample(&request);
+    if (allocate_at_home(request, out)) return Errc::ok;
+  }
   Errc errc = enter(failure);
   if (errc != Errc::ok) return errc;
-  AllocRequest request = given;
-  if (request.sample == AllocRequest::Sample::ask && sample_is_due(request.size))
-    request.sample = AllocRequest::Sample::yes;
-  const bool simple = ordinary_ && is_plain(request);
+  ask_for_sample(&request);
+  const bool simple = ordinary_ && plain;
   Need need;
   if (!simple) errc = plan(request, &need, failure);
   if (errc != Errc::ok) return errc;
@@ -163,7 +188,7 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     bool served = false;
     {
       std::lock_guard lock(named.stream().lock);
-      served = stands(named) && serve(*named.heap(), request.size, origin_of(request), out, &gross);
+      served = stands(named) && serve_large_too(*named.heap(), request, out, &gross);
     }
     if (served) {
       count_allocation(request.size, gross, 0);
@@ -206,6 +231,29 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     debugger_->poll();
   }
   return Errc::ok;
+}
+
+// On the stream that this thread used last, which has no reason to be looked at: its lock is waited for here.
+bool Core::allocate_at_home(const AllocRequest& request, BlockRef* out) {
+  ThreadCache& cache = thread_cache();
+  Bytes gross = 0;
+  {
+    std::lock_guard lock(cache.heap->stream.lock);
+    // Again: the stream may have been forgotten, and its heap be another's, before the lock was ours.
+    if (!at_home(cache, request.stream) || !serve_large_too(*cache.heap, request, out, &gross)) return false;
+  }
+  if (bank_->on_allocate(*cache.counters, request.size, gross, 0)) bank_->raise(*cache.counters);
+  return true;
+}
+
+bool Core::serve_large_too(Heap& heap, const AllocRequest& request, BlockRef* out, Bytes* gross) {
+  const std::uint64_t origin = origin_of(request);
+  return serve(heap, request.size, origin, out, gross) || serve_extent(heap, request.size, origin, out, gross);
+}
+
+void Core::ask_for_sample(AllocRequest* request) {
+  if (request->sample == AllocRequest::Sample::ask)
+    request->sample = sample_is_due(request->size) ? AllocRequest::Sample::yes : AllocRequest::Sample::no;
 }
 
 bool Core::sample_is_due(Bytes size) {

@@ -246,7 +246,7 @@ Core::~Core() {
   }
   for (const auto& slab : slabs_)
     if (slab->base != 0) PageMap::clear(slab->base, slab->bytes, slab.get());
-  for (const auto& block : large_) PageMap::clear(block->page, 1, block.get());
+  for_each_large([](LargeBlock& block) { PageMap::clear(block.page, 1, &block); });
   for (const auto& [area, size] : zero_areas_) munmap(area, size);
   mixed_.for_each([](const Extent* e) { delete static_cast<order::MarkSet*>(e->note); });
 }

@@ -205,6 +205,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     bool slot() const { return cls != kNoClass; }
   };
   static constexpr unsigned kNoClass = ~0u;
+  static constexpr std::size_t kLargeChunk = 32;  // records made together: a page of host memory
   static constexpr Bytes kExtentAlignment = placement::kExtentAlign;
   // Memory that was found for a Need: a slot or an extent.
   struct Found {
@@ -226,6 +227,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   };
 
   void draw_sample(Bytes from);
+  void ask_for_sample(AllocRequest* request);
 
   // fast.hpp
   bool finished(Fast fast) {
@@ -240,10 +242,14 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   struct Freed {
     Bytes size = 0, gross = 0;
     order::Ticket ticket = 0;
+    // Where it was not: a block that is fit for put_whole, and its word.
+    LargeBlock* whole = nullptr;
+    std::uint64_t word = 0;
   };
   static bool serve(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out, Bytes* gross);
   static bool serve_slot(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out, Bytes* gross);
   static bool serve_quick(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out, Bytes* gross);
+  static bool put_large(Heap& heap, LargeBlock& block, std::uint64_t word, Freed* freed);
   static bool take_back(Address address, Heap& heap, ThreadCache& cache, Freed* freed);
   static bool take_back(const BlockRef& ref, Heap& heap, ThreadCache& cache, Freed* freed);
   static bool put_slot(Heap& heap, Slab* slab, unsigned slot, std::uint64_t word, Freed* freed);
@@ -251,7 +257,16 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   static bool list_quick(Heap& heap, LargeBlock& block, order::Ticket* ticket);
   // The same with the lock taken.
   template <typename Name>
-  bool lock_and_take_back(const Name& name, const Named& named, Heap& heap, Freed* freed) const;
+  bool lock_and_take_back(const Name& name, const Named& named, Heap& heap, Freed* freed);
+  // On the stream that this thread used last, with its lock waited for.
+  bool allocate_at_home(const AllocRequest& request, BlockRef* out);
+  bool serve_large_too(Heap& heap, const AllocRequest& request, BlockRef* out, Bytes* gross);
+  template <typename Name>
+  bool take_large_too(const Name& name, Heap& heap, Freed* freed);
+  template <typename Name>
+  bool free_at_home(const Name& name, const FreeRequest& request);
+  bool serve_extent(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out, Bytes* gross);
+  bool put_whole(Heap& heap, Freed* freed);
 
   // alloc.cpp
   Errc plan(const AllocRequest& request, Need* need, Failure* failure) const;
@@ -259,12 +274,18 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // The stream of an allocation or a free, which must be one of the pool's device; a declared use may be a peer's.
   Errc name_stream(driver::StreamHandle handle, Named* out, Failure* failure);
   Errc name_any(driver::StreamHandle handle, Named* out, Failure* failure);
+  Errc name_anew(driver::StreamHandle handle, Named* out, Failure* failure);
+  Errc check_device(const Named& named, Failure* failure) const;
   // Whether a remembered name is still good. It stays so as long as its heap's lock is held: the heap goes to another
   // stream only under that lock, after the epoch has changed.
   bool stands(const Named& named) const {
-    return named.epoch() == 0 || (door_.epoch.load(std::memory_order_acquire) & ~kShut) == named.epoch();
+    return named.epoch() == 0 || ((door_.epoch.load(std::memory_order_seq_cst) & ~kShut) == named.epoch() &&
+                                  (named.id() == 0 || named.heap()->is(named.id())));
   }
-  // For all else: counts it, or names the stream anew.
+  // For all else: counts it. False: it does not stand any more.
+  bool keep(Named* named) const;
+  // The same, or names the stream anew.
+  Errc hold_any(Named* named, Failure* failure);
   Errc hold(Named* named, Failure* failure);
   BlockRef hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found);
   bool find_own(Named& t, const Need& need, Found* found);
@@ -280,8 +301,15 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool pop_slot(Heap& heap, Slab* slab, bool complete_only, Found* found);
   void collect_waiting(Heap& heap, unsigned cls, bool complete_only);
   bool good_free(BlockRecord& record);
+  placement::Extent* fit(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own, Path* path);
   placement::Extent* grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own, Path* path);
   placement::Extent* grab_run(Heap& t, Bytes bytes, Bytes alignment, bool strict, order::Ticket* own);
+  LargeBlock* spare_large();
+  template <typename Function>
+  void for_each_large(Function function) const {
+    for (const auto& chunk : large_)
+      for (std::size_t i = 0; i < kLargeChunk; ++i) function(chunk[i]);
+  }
   void fill_large(placement::Extent* extent, order::Ticket own, const Need& need, Path path, Found* found);
 
   // ladder.cpp
@@ -497,7 +525,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   placement::FreeIndex mixed_{false};  // marks of several streams; Extent::note is a MarkSet
   std::vector<std::unique_ptr<Segment>> segments_;
   std::vector<std::unique_ptr<Slab>> slabs_;
-  std::vector<std::unique_ptr<LargeBlock>> large_;
+  std::vector<std::unique_ptr<LargeBlock[]>> large_;  // kLargeChunk each
   std::vector<LargeBlock*> spare_large_;
   std::array<std::vector<Slab*>, kClassLists> spare_slabs_;
   std::vector<Segment::Handle> orphans_;  // unmapped, but the driver would not release them: tried again by trim

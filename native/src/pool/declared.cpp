@@ -27,6 +27,7 @@ Errc Core::record_stream(const BlockRef& block, driver::StreamHandle stream, Fai
   if (errc != Errc::ok && errc != Errc::closed) return errc;  // blocks outlive their pool
   Named named;
   errc = name_any(stream, &named, failure);
+  if (errc == Errc::ok) errc = hold_any(&named, failure);
   if (errc != Errc::ok) return errc;
   return hold_on(block, &named.stream(), {}, failure);
 }

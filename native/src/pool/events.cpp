@@ -25,6 +25,7 @@ bool DriverEvents::record_context(std::uintptr_t event) {
 }
 
 bool DriverEvents::done(std::uintptr_t event) { return noted(driver_.event_query(event)); }
+bool DriverEvents::idle(std::uintptr_t stream) { return noted(driver_.stream_query(stream)); }
 bool DriverEvents::wait(std::uintptr_t stream, std::uintptr_t event) {
   return noted(driver_.stream_wait_event(stream, event));
 }

@@ -22,6 +22,7 @@ class DriverEvents final : public order::Events {
   bool record_context(std::uintptr_t event) override;
   bool done(std::uintptr_t event) override;
   bool wait(std::uintptr_t stream, std::uintptr_t event) override;
+  bool idle(std::uintptr_t stream) override;
 
   const driver::Driver& driver() const { return driver_; }
   // Whether a call went well; remembers that the device was found lost.

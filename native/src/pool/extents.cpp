@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core.hpp"
+#include "fast.hpp"
 
 namespace streampool::pool {
 
@@ -31,17 +31,21 @@ void Core::claim_pages(Address begin, Bytes bytes, void* pointer, PageMap::Tag t
 
 // Under the extent lock: the better of the best fits among T's own extents and those of nobody. `own` is the ticket of
 // T that may still be touching it, 0 if none.
-Extent* Core::grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* own, Path* path) {
+Extent* Core::fit(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* own, Path* path) {
   Extent* mine = strict ? nullptr : t.extents.best_fit(bytes, alignment);
   Extent* free = common_.best_fit(bytes, alignment);
   Extent* best = mine != nullptr && (free == nullptr || mine->size <= free->size) ? mine : free;
-  if (best == nullptr) {
-    *path = Path::own;
-    return grab_run(t, bytes, alignment, strict, own);
-  }
+  if (best == nullptr) return nullptr;
   *own = best == mine ? best->stamp : 0;
   *path = best == mine ? Path::own : Path::fresh;
   return extents_.carve(best, round_up(best->begin, alignment), bytes, ExtentState::taken);
+}
+
+// The same, and where there is none, a run of them.
+Extent* Core::grab(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* own, Path* path) {
+  if (Extent* extent = fit(t, bytes, alignment, strict, own, path)) return extent;
+  *path = Path::own;
+  return grab_run(t, bytes, alignment, strict, own);
 }
 
 // Under the extent lock: neighbouring extents of T and of nobody, together large enough. They did not merge, so that
@@ -136,6 +140,55 @@ bool Core::file_quick(Heap& heap, BlockRecord* record) {
   return some;
 }
 
+// Under the heap's lock: a large block for a plain request. False: it does not fit anywhere, or others are at the
+// extents; nobody waits for them here.
+bool Core::serve_extent(Heap& heap, Bytes size, std::uint64_t origin, BlockRef* out, Bytes* gross) {
+  if (size <= placement::kMaxSlotSize || size >= PageMap::kAddressLimit || !extent_lock_.try_lock()) return false;
+  Need need;
+  need.bytes = round_up(size, kExtentAlignment);
+  Found found;
+  {
+    std::lock_guard lock(extent_lock_, std::adopt_lock);
+    if (need.bytes <= QuickLists::kMaxBlock) {
+      const QuickLists::List& list = heap.quick.of(need.bytes);
+      if (list.head != nullptr && list.bytes == need.bytes) return false;  // and was not taken: take_quick sees why
+    }
+    Ticket own = 0;
+    Path path = Path::own;
+    Extent* extent = fit(heap, need.bytes, need.alignment, false, &own, &path);
+    if (extent == nullptr) return false;
+    fill_large(extent, own, need, path, &found);
+  }
+  heap.count_inside(1);
+  if (found.path != Path::own) count_path(found.path);
+  BlockRecord& record = *found.record;
+  record.home.store(&heap, std::memory_order_relaxed);
+  out->generation = write_record(record, record.word.load(std::memory_order_relaxed), size, origin);
+  out->record = &record;
+  out->address = found.begin;
+  *gross = found.bytes;
+  return true;
+}
+
+// Under the heap's lock: a large block that take_back had no place for, as a free extent. False: others are at the
+// extents, or it is for the quick lists once they have room.
+bool Core::put_whole(Heap& heap, Freed* freed) {
+  LargeBlock& block = *freed->whole;
+  const Bytes bytes = block.bytes.load(std::memory_order_relaxed);
+  if (bytes <= QuickLists::kMaxBlock || !extent_lock_.try_lock()) return false;
+  std::lock_guard lock(extent_lock_, std::adopt_lock);
+  BlockRecord& record = block.record;
+  record.word.store(BlockRecord::pack(BlockRecord::generation_of(freed->word), Magic::freed),
+                    std::memory_order_release);
+  freed->ticket = heap.stream.take_ticket();
+  freed->size = record.size.load(std::memory_order_relaxed);
+  freed->gross = bytes;
+  const auto [first, last] = order::together(heap.stream, freed->ticket);
+  extents_.put_free(std::exchange(block.extent, nullptr), heap.extents, freed->ticket, {first, last});
+  heap.count_inside(~std::uint32_t{0});
+  return true;
+}
+
 bool Core::take_extent(Heap& t, const Need& need, Found* found) {
   std::lock_guard lock(extent_lock_);
   Ticket own = 0;
@@ -146,6 +199,23 @@ bool Core::take_extent(Heap& t, const Need& need, Found* found) {
   return true;
 }
 
+// Under the extent lock: a record that no page names.
+LargeBlock* Core::spare_large() {
+  if (spare_large_.empty()) {
+    large_.push_back(std::make_unique<LargeBlock[]>(kLargeChunk));
+    for (std::size_t i = kLargeChunk; i-- > 0;) {
+      LargeBlock& block = large_.back()[i];
+      block.core = this;
+      block.record.container =
+          reinterpret_cast<std::uintptr_t>(&block) | static_cast<std::uintptr_t>(PageMap::Tag::large);
+      spare_large_.push_back(&block);
+    }
+  }
+  LargeBlock* block = spare_large_.back();
+  spare_large_.pop_back();
+  return block;
+}
+
 // Under the extent lock. `own`: the ticket of the stream it is for that may still be touching it.
 void Core::fill_large(Extent* extent, Ticket own, const Need& need, Path path, Found* found) {
   LargeBlock* block = nullptr;
@@ -154,16 +224,7 @@ void Core::fill_large(Extent* extent, Ticket own, const Need& need, Path path, F
   if (entry && entry.tag() == PageMap::Tag::large && static_cast<LargeBlock*>(entry.pointer())->core == this) {
     block = static_cast<LargeBlock*>(entry.pointer());
   } else {
-    if (!spare_large_.empty()) {
-      block = spare_large_.back();
-      spare_large_.pop_back();
-    } else {
-      large_.push_back(std::make_unique<LargeBlock>());
-      block = large_.back().get();
-      block->core = this;
-      block->record.container =
-          reinterpret_cast<std::uintptr_t>(block) | static_cast<std::uintptr_t>(PageMap::Tag::large);
-    }
+    block = spare_large();
     block->page.store(extent->begin + need.front, std::memory_order_relaxed);
     claim_pages(block->page, 1, block, PageMap::Tag::large);
   }

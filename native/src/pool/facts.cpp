@@ -60,7 +60,7 @@ void Core::for_each_live(const std::function<void(BlockRecord&)>& function) {
     std::lock_guard lock(extent_lock_);
     for (const auto& s : slabs_)
       if (s->base != 0 && !s->retired) slabs.push_back(s.get());
-    for (const auto& b : large_) large.push_back(b.get());
+    for_each_large([&](LargeBlock& block) { large.push_back(&block); });
   }
   for (Slab* slab : slabs)
     for (unsigned i = 0; i < slab->stack.slots; ++i)

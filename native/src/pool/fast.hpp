@@ -135,6 +135,14 @@ inline bool of_raw_block(const BlockRecord& record) {
   return true;
 }
 
+[[gnu::always_inline]] inline bool Core::put_large(Heap& heap, LargeBlock& block, std::uint64_t word, Freed* freed) {
+  if (put_quick(heap, block, word, freed)) [[likely]]
+    return true;
+  freed->whole = &block;
+  freed->word = word;
+  return false;
+}
+
 // By raw address. Only raw blocks: nobody's object can be releasing them meanwhile.
 [[gnu::always_inline]] inline bool Core::take_back(Address address, Heap& heap, ThreadCache& cache, Freed* freed) {
   // The slab of the last free first: it is most often this one too, and is then known without waiting for the page map.
@@ -150,7 +158,7 @@ inline bool of_raw_block(const BlockRecord& record) {
           block.begin.load(std::memory_order_relaxed) != address ||
           block.record.home.load(std::memory_order_relaxed) != &heap || !of_raw_block(block.record)) [[unlikely]]
         return false;
-      return put_quick(heap, block, word, freed);
+      return put_large(heap, block, word, freed);
     }
     slab = static_cast<Slab*>(entry.pointer());
   }
@@ -179,7 +187,7 @@ inline bool of_raw_block(const BlockRecord& record) {
   const placement::PageMap::Entry container{record.container};
   if (container.tag() == placement::PageMap::Tag::large)
     return record.home.load(std::memory_order_relaxed) == &heap &&
-           put_quick(heap, *static_cast<LargeBlock*>(container.pointer()), word, freed);
+           put_large(heap, *static_cast<LargeBlock*>(container.pointer()), word, freed);
   Slab* slab = static_cast<Slab*>(container.pointer());
   return slab->heap.load(std::memory_order_relaxed) == &heap &&
          put_slot(heap, slab, slab->number_of(&record), word, freed);

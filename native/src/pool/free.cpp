@@ -20,15 +20,37 @@ constexpr std::uint32_t kFenceFrees = 64;
 
 }  // namespace
 
+// Under the heap's lock.
 template <typename Name>
-bool Core::lock_and_take_back(const Name& name, const Named& named, Heap& heap, Freed* freed) const {
+bool Core::take_large_too(const Name& name, Heap& heap, Freed* freed) {
+  return take_back(name, heap, thread_cache(), freed) || (freed->whole != nullptr && put_whole(heap, freed));
+}
+
+template <typename Name>
+bool Core::lock_and_take_back(const Name& name, const Named& named, Heap& heap, Freed* freed) {
   std::lock_guard lock(heap.stream.lock);
-  if (!stands(named) || !take_back(name, heap, thread_cache(), freed)) return false;
+  if (!stands(named) || !take_large_too(name, heap, freed)) return false;
   if (!heap.stream.lasting) heap.stream.count_unfenced(freed->gross);
   return true;
 }
 
+// On the stream that this thread used last, as allocate_at_home. Nobody fences it on a free.
+template <typename Name>
+bool Core::free_at_home(const Name& name, const FreeRequest& request) {
+  ThreadCache& cache = thread_cache();
+  if (!request.stream.has_value() || !at_home(cache, *request.stream) || !request.fence_too.empty()) return false;
+  Freed freed;
+  {
+    Heap& heap = *cache.heap;
+    std::lock_guard lock(heap.stream.lock);
+    if (!at_home(cache, *request.stream) || !take_large_too(name, heap, &freed)) return false;
+  }
+  if (bank_->on_free(*cache.counters, freed.size, freed.gross, 0)) bank_->raise(*cache.counters);
+  return true;
+}
+
 Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
+  if (free_at_home(address, request)) return Errc::ok;
   if (driver::ending() != driver::Ending::no) return Errc::ok;
   Named named;
   Failure unnamed;
@@ -46,6 +68,7 @@ Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
 }
 
 Errc Core::free(const BlockRef& block, const FreeRequest& request, Failure* failure) {
+  if (free_at_home(block, request)) return Errc::ok;
   // Inherited frees of a forked child, and frees while the process ends, are ignored (R22).
   if (driver::ending() != driver::Ending::no) return Errc::ok;
   Named named;
@@ -317,13 +340,14 @@ void Core::note_unfenced(Named& named, Bytes bytes, Ticket ticket) {
     return;
   }
   if (bytes >= kFenceBytes) {
-    fences_.record(s, named.handle(), ticket);
+    if (keep(&named)) fences_.record(s, named.handle(), ticket);
     return;
   }
   const std::uint32_t frees = s.unfenced_frees.load(std::memory_order_relaxed);
   if (frees <= 1) s.unfenced_since.store(driver_->now(), std::memory_order_relaxed);
-  if (frees >= kFenceFrees || s.unfenced_bytes.load(std::memory_order_relaxed) >= kFenceBytes)
-    fences_.record(s, named.handle(), ticket);
+  if (frees >= kFenceFrees || s.unfenced_bytes.load(std::memory_order_relaxed) >= kFenceBytes) {
+    if (keep(&named)) fences_.record(s, named.handle(), ticket);
+  }
 }
 
 // A call names a stream that is not lasting: what others put on it, and what is old, gets its fence now.
@@ -332,7 +356,7 @@ void Core::fence_owed(Named& named) {
   const bool owed = s.owed.load(std::memory_order_acquire);
   const std::uint32_t frees = s.unfenced_frees.load(std::memory_order_relaxed);
   if (!owed && frees == 0) return;
-  if (owed || frees >= kFenceFrees || is_old(s)) fences_.record(s, named.handle());
+  if ((owed || frees >= kFenceFrees || is_old(s)) && keep(&named)) fences_.record(s, named.handle());
 }
 
 // Whether the oldest free that no fence covers has come of age. Asking the clock costs as much as all else here, so

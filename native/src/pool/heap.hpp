@@ -80,9 +80,23 @@ struct alignas(128) Heap {
   std::size_t look_from = 0;  // where the next bounded look through a long list of waiting slots starts
   // Calls and live blocks that hold a pointer to this heap beyond its own slabs: it must not become another stream's.
   std::atomic<std::uint32_t> users{0};
+  // The same, written under the heap's lock alone. Who counted in one may count out in the other: the sum is what
+  // counts.
+  std::atomic<std::uint32_t> users_inside{0};
   order::Ticket check_ticket = 0;  // taken by the check() under way
   std::atomic<bool> known{false};  // in the stream table; else spare
   bool own = false;                // a relay stream of the pool itself
+
+  // Whether it is that of this stream, which is not lasting. Stays so while its lock is held, or it is in use.
+  bool is(std::uint64_t id) const {
+    return known.load(std::memory_order_seq_cst) && stream.id.load(std::memory_order_relaxed) == id && !stream.lasting;
+  }
+  void count_inside(std::uint32_t by) {
+    users_inside.store(users_inside.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+  }
+  bool used() const {
+    return users.load(std::memory_order_seq_cst) + users_inside.load(std::memory_order_relaxed) != 0;
+  }
 
   static Heap* of(order::StreamState* stream) { return reinterpret_cast<Heap*>(stream); }
 

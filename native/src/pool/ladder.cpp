@@ -14,7 +14,8 @@ using order::Ticket;
 using placement::Extent;
 using placement::ExtentState;
 
-// Fences one stream as far as R6 allows without its owner, and polls it. True: a fence was recorded just now.
+// Asks whether one stream is idle, or fences and polls it, as far as R6 allows without its owner. True: a fence was
+// recorded just now on what may have nothing to do.
 bool Core::poll_stream(Heap& heap, bool fence_legacy) {
   StreamState& s = heap.stream;
   bool fenced = false;
@@ -26,8 +27,15 @@ bool Core::poll_stream(Heap& heap, bool fence_legacy) {
     const bool allowed =
         s.lasting && (!s.legacy || (fence_legacy && options_.legacy_fences && !streams_.capture_known()));
     if (allowed && driver_->stream_is_capturing(s.handle, &capture).ok() && !capture.capturing) {
-      if (s.legacy) legacy_fences_.fetch_add(1, std::memory_order_relaxed);
-      fenced = fences_.record(s, s.handle);
+      if (s.legacy) {
+        // Asking whether it is idle would wait for nobody, but a fence is what its counter and option are about.
+        legacy_fences_.fetch_add(1, std::memory_order_relaxed);
+        fenced = fences_.record(s, s.handle);
+      } else {
+        // One call where a stream has nothing to do, as most have when memory is looked for; a fence takes three.
+        if (fences_.ask_idle(s, s.handle)) return false;
+        fences_.record(s, s.handle);
+      }
     }
   }
   fences_.poll(s);

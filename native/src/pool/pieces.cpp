@@ -267,11 +267,11 @@ void Core::forget_pages(const Range& range) {
     slab->pages = 0;
     spare_slabs_[slab->cls].push_back(slab.get());
   }
-  for (const auto& block : large_) {
-    if (!inside(block->page) || placement::PageMap::find(block->page).pointer() != block.get()) continue;
-    placement::PageMap::clear(block->page, 1, block.get());
-    spare_large_.push_back(block.get());
-  }
+  for_each_large([&](LargeBlock& block) {
+    if (!inside(block.page) || placement::PageMap::find(block.page).pointer() != &block) return;
+    placement::PageMap::clear(block.page, 1, &block);
+    spare_large_.push_back(&block);
+  });
 }
 
 // Whole driver pieces that are free and complete, the largest first, as long as `keep` bytes stay.

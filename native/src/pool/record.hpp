@@ -133,7 +133,7 @@ struct alignas(128) Slab {
 
 // A block above the largest class: one extent. Late frees look at what is atomic before they know whether it is still
 // theirs.
-struct LargeBlock {
+struct alignas(128) LargeBlock {  // as Heap: blocks of two threads share no pair of cache lines
   BlockRecord record;
   Core* core = nullptr;
   placement::Extent* extent = nullptr;  // while taken

@@ -118,16 +118,11 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
   return identify(handle, true, out, failure);
 }
 
-bool StreamTable::name_again(StreamHandle handle, Heap* heap, std::uint64_t id, Named* out) {
+bool StreamTable::is_still(StreamHandle handle, std::uint64_t id) {
   if (seen_until_.load(std::memory_order_acquire) != 0) return false;
   driver::CaptureState capture;
   std::uint64_t now = 0;
-  if (!driver_.stream_identity(handle, &capture, &now).ok() || capture.capturing || now != id) return false;
-  // Counted first, looked at then: the sweep does it the other way round.
-  heap->users.fetch_add(1, std::memory_order_seq_cst);
-  *out = Named(heap, handle, true);
-  return heap->known.load(std::memory_order_seq_cst) && heap->stream.id.load(std::memory_order_relaxed) == id &&
-         !heap->stream.lasting;
+  return driver_.stream_identity(handle, &capture, &now).ok() && !capture.capturing && now == id;
 }
 
 // Asks the driver. `promised`: a handle that was registered is taken at its word once it is known not to capture.
@@ -273,10 +268,10 @@ void StreamTable::sweep(const std::function<bool(Heap&)>& empty) {
   for (auto it = by_id_.begin(); it != by_id_.end();) {
     Heap& heap = *it->second;
     bool gone = false;
-    if (!heap.stream.lasting && !heap.own && heap.users.load(std::memory_order_acquire) == 0 && heap.stream.idle()) {
+    if (!heap.stream.lasting && !heap.own && !heap.used() && heap.stream.idle()) {
       heap.stream.lock.lock();
-      heap.known.store(false, std::memory_order_seq_cst);  // before its users are counted: see name_again
-      gone = heap.users.load(std::memory_order_seq_cst) == 0 && empty(heap);
+      heap.known.store(false, std::memory_order_seq_cst);  // before its users are counted: see Core::keep
+      gone = !heap.used() && empty(heap);
       if (!gone) heap.known.store(true, std::memory_order_seq_cst);
       heap.stream.lock.unlock();
     }

@@ -24,10 +24,12 @@ class Named {
  public:
   Named() = default;
   Named(Heap* heap, driver::StreamHandle handle, bool counted) : heap_(heap), handle_(handle), counted_(counted) {}
-  // As the thread remembers it from `epoch`: not counted, and good only while the epoch is the same (Core::stands).
-  static Named remembered(Heap* heap, driver::StreamHandle handle, std::uint64_t epoch) {
+  // As the thread remembers it from `epoch`: not counted, and good only while the epoch is the same, and the heap that
+  // of the stream `id` where one is given (Core::stands).
+  static Named remembered(Heap* heap, driver::StreamHandle handle, std::uint64_t epoch, std::uint64_t id = 0) {
     Named named(heap, handle, false);
     named.epoch_ = epoch;
+    named.id_ = id;
     return named;
   }
   Named(Named&& other) noexcept { swap(other); }
@@ -42,15 +44,18 @@ class Named {
   order::StreamState& stream() const { return heap_->stream; }
   driver::StreamHandle handle() const { return handle_; }
   std::uint64_t epoch() const { return epoch_; }  // 0: it stands by itself
+  std::uint64_t id() const { return id_; }
   void count() {
+    if (counted_) return;
     heap_->users.fetch_add(1, std::memory_order_seq_cst);
     counted_ = true;
-    epoch_ = 0;
   }
+  void stand() { epoch_ = id_ = 0; }
 
  private:
   void swap(Named& other) {
     std::swap(epoch_, other.epoch_);
+    std::swap(id_, other.id_);
     std::swap(heap_, other.heap_);
     std::swap(handle_, other.handle_);
     std::swap(counted_, other.counted_);
@@ -59,6 +64,7 @@ class Named {
   driver::StreamHandle handle_ = 0;
   bool counted_ = false;
   std::uint64_t epoch_ = 0;
+  std::uint64_t id_ = 0;
 };
 
 class StreamTable {
@@ -69,9 +75,8 @@ class StreamTable {
   // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then
   // its id.
   Errc name(driver::StreamHandle handle, Named* out, Failure* failure);
-  // The same for a stream that was not lasting and had this heap when it was named last, in the same epoch: without a
-  // lock, and without an answer where anything is unlike then.
-  bool name_again(driver::StreamHandle handle, Heap* heap, std::uint64_t id, Named* out);
+  // Whether the handle is that of the stream `id`, which does not capture: without a lock or any look at what is known.
+  bool is_still(driver::StreamHandle handle, std::uint64_t id);
   // Lasting streams. `forget` leaves a stream whose pending work the caller has just fenced.
   Errc register_stream(driver::StreamHandle handle, Named* out, Failure* failure);
   Errc forget_stream(driver::StreamHandle handle, Failure* failure);

@@ -436,6 +436,10 @@ Status CudaDriver::event_record(EventHandle event, StreamHandle stream) {
              [&](const Api& api) { return api.cuEventRecord(to_event(event), to_stream(stream)); });
 }
 
+Status CudaDriver::stream_query(StreamHandle stream) {
+  return run(Call::stream_query, true, [&](const Api& api) { return api.cuStreamQuery(to_stream(stream)); });
+}
+
 Status CudaDriver::event_query(EventHandle event) {
   return run(Call::event_query, true, [&](const Api& api) { return api.cuEventQuery(to_event(event)); });
 }

@@ -64,6 +64,7 @@ class CudaDriver final : public Driver {
   Status event_create(EventHandle* out) override;
   Status event_destroy(EventHandle event) override;
   Status event_record(EventHandle event, StreamHandle stream) override;
+  Status stream_query(StreamHandle stream) override;
   Status event_query(EventHandle event) override;
   Status context_event_record(EventHandle event) override;
 

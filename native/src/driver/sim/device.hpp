@@ -47,6 +47,7 @@ class SimDevice final : public Device {
   Status stream_create(StreamHandle* out) override { return create_stream(false, {}, out); }
   Status stream_destroy(StreamHandle stream) override;
   Status stream_wait_event(StreamHandle stream, EventHandle event) override;
+  Status stream_query(StreamHandle stream) override { return query_stream(stream, false); }
   Status event_create(EventHandle* out) override;
   Status event_destroy(EventHandle event) override;
   Status event_record(EventHandle event, StreamHandle stream) override;
@@ -61,11 +62,11 @@ class SimDevice final : public Device {
 
   Status create_stream(bool blocking, std::string name, StreamHandle* out) override;
   Status launch(Work work) override;
-  Status stream_query(StreamHandle stream, bool run_foreign) override;
   Status stream_synchronize(StreamHandle stream, const Interrupt& interrupt) override;
   Status event_synchronize(EventHandle event, const Interrupt& interrupt) override;
   Status synchronize(const Interrupt& interrupt) override;
   Status poll(EventHandle event) override { return query(event, true); }
+  Status poll_stream(StreamHandle stream) override { return query_stream(stream, true); }
   Status begin_capture(StreamHandle stream) override;
   Status end_capture(StreamHandle stream, bool* valid) override;
   void host_access(Access access, std::string label, std::uint32_t stack) override;
@@ -95,6 +96,7 @@ class SimDevice final : public Device {
   Status stream_for_pool(Call call, StreamHandle handle, std::uint64_t* id);
   Status captured_away(Call call, const StreamPtr& stream, int number);
 
+  Status query_stream(StreamHandle stream, bool run_foreign);
   Status query(EventHandle event, bool foreign);
   void destroy_event(EventHandle handle, const std::shared_ptr<Event>& event);
   Status wait_for_all(Call call, const Interrupt& interrupt);

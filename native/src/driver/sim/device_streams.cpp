@@ -249,7 +249,7 @@ Status SimDevice::event_synchronize(EventHandle handle, const Interrupt& interru
   return from_wait(call, waited);
 }
 
-Status SimDevice::stream_query(StreamHandle handle, bool run_foreign) {
+Status SimDevice::query_stream(StreamHandle handle, bool run_foreign) {
   constexpr Call call = Call::stream_query;
   if (const Status status = enter(call); !status) return status;
   Lock lock(machine_->mutex);

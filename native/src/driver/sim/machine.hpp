@@ -113,12 +113,13 @@ class Device : public Driver {
   // Beyond Driver: what programs do. All but `synchronize` (counted as stream_synchronize) have their own counter.
   virtual Status create_stream(bool blocking, std::string name, StreamHandle* out) = 0;
   virtual Status launch(Work work) = 0;
-  virtual Status stream_query(StreamHandle stream, bool run_foreign = false) = 0;
   virtual Status stream_synchronize(StreamHandle stream, const Interrupt& interrupt = {}) = 0;
   virtual Status event_synchronize(EventHandle event, const Interrupt& interrupt = {}) = 0;
   virtual Status synchronize(const Interrupt& interrupt = {}) = 0;
-  // As event_query, made by a caller that holds no lock: in `seeded` mode queued bodies may run inside.
+  // As event_query and stream_query, made by a caller that holds no lock: in `seeded` mode queued bodies may run
+  // inside.
   virtual Status poll(EventHandle event) = 0;
+  virtual Status poll_stream(StreamHandle stream) = 0;
   virtual Status begin_capture(StreamHandle stream) = 0;
   // `valid`: nothing invalidated the capture. The status is ok even then (unless the call itself makes no sense).
   virtual Status end_capture(StreamHandle stream, bool* valid) = 0;
