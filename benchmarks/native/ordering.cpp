@@ -30,12 +30,14 @@ std::shared_ptr<streampool::pool::Core> core_of(const sp::Pool& pool, const char
 
 class Table {
  public:
-  Table(Driver& driver, std::int64_t operations) : driver_(driver), operations_(operations) {}
+  Table(streampool::pool::Core& core, std::int64_t operations)
+      : core_(core), driver_(core.driver()), operations_(operations) {}
 
   // Takes the time of `once`, with what it made the driver do.
   void add(const std::string& what, const std::function<void()>& once) {
     once();
     const auto before = driver_.calls();
+    const std::uint64_t named = core_.stats().stream_lookups;
     const Times times = timed(operations_, once);
     const auto after = driver_.calls();
     text_ += (text_.empty() ? "" : ", ") + ("{\"what\": " + quoted(what)) + ", \"ns\": " + number(times.mean()) + ", " +
@@ -47,11 +49,16 @@ class Table {
                number(static_cast<double>(after[i] - before[i]) / static_cast<double>(operations_));
       comma = ", ";
     }
+    // Pools count these themselves: "does it capture?", its id, and on CUDA whether its context lives.
+    if (const std::uint64_t lookups = core_.stats().stream_lookups - named; lookups != 0)
+      text_ += comma + quoted("stream_lookups") + ": " +
+               number(static_cast<double>(lookups) / static_cast<double>(operations_));
     text_ += "}}";
   }
   std::string text() const { return "{\"rows\": [" + text_ + "]}"; }
 
  private:
+  streampool::pool::Core& core_;
   Driver& driver_;
   std::int64_t operations_;
   std::string text_;
@@ -66,7 +73,7 @@ std::string StreampoolPeer::ordering(std::int64_t operations) {
   const sp::Stream first = device_.create_stream(), second = device_.create_stream(), raw = device_.create_stream();
   const auto handle = [](const sp::Stream& s) { return reinterpret_cast<StreamHandle>(s.get()); };
   const StreamHandle s = handle(first), t = handle(second);
-  Table table(driver, operations);
+  Table table(*core, operations);
 
   streampool::driver::CaptureState capture;
   std::uint64_t id = 0;
