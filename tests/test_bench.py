@@ -5,13 +5,14 @@ No test looks at how long anything takes: figures are only held to being there a
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streampool
-from streampool import _paths, traces
+from streampool import _paths, sim, traces
+from streampool._bench.calls import CALLS
 from streampool._bench import budgets, builds, engine, kinds, peers, plot, python_worker, run, tables, worker
 from streampool.cli import cli
 
@@ -132,6 +134,30 @@ def test_calls_from_python_are_held_against_a_method_that_does_nothing() -> None
     by_call = {row["parameters"]["call"]: row for row in result["rows"]}
     assert {"empty", "raw", "buffer"} <= set(by_call)
     assert by_call["raw"]["ratio"] == pytest.approx(by_call["raw"]["median"] / by_call["empty"]["median"])
+
+
+@pytest.mark.parametrize("process", sorted({call.process for call in CALLS} & set(python_worker._PEERS)))
+def test_every_process_of_calls_is_started_by_its_name_though_a_peer_has_it_too(process: str) -> None:
+    """CuPy's and PyTorch's calls were asked of the peers of those names, which know none."""
+    names = [call.name for call in CALLS if call.process == process]
+    command = [sys.executable, "-P", "-m", "streampool._bench.python_worker", f"calls:{process}"]
+    with closing(worker.Worker(command, {})) as served:
+        for name in names:
+            try:
+                assert served.ask(f"call {name} 256")["ns"]
+            except worker.WorkerError as error:  # its library is not here
+                assert not str(error).startswith(("KeyError", "ValueError")), error
+
+
+def test_the_loops_of_raw_calls_keep_their_stream_alive() -> None:
+    """In debug mode a pool fences its registered streams: one that was collected crashed a GPU's driver."""
+    for name in ("raw", "debug-raw", "stacks-raw"):
+        call = next(call for call in CALLS if call.name == name)
+        loop = call.make("sim:0", "")
+        gc.collect()
+        sim.traps()
+        loop(300)
+        assert sim.traps() == []
 
 
 def test_ordering_counts_the_driver_calls_of_a_pair() -> None:

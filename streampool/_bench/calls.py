@@ -69,8 +69,9 @@ def _pool(device: str, options: str, mode: str = "production") -> tuple[Any, Any
     return pool, stream, int(stream.handle)
 
 
-def _raw(pool: Any, handle: int) -> Loop:
-    def loop(n: int, allocate: Any = pool.allocate_raw, free: Any = pool.free_raw) -> None:
+def _raw(pool: Any, stream: Any, handle: int) -> Loop:
+    # The loop keeps the stream: a registered one that is gone crashes the driver when it is fenced.
+    def loop(n: int, allocate: Any = pool.allocate_raw, free: Any = pool.free_raw, _kept: Any = stream) -> None:
         for _ in range(n):
             free(allocate(SIZE, stream=handle), stream=handle)
 
@@ -78,8 +79,7 @@ def _raw(pool: Any, handle: int) -> Loop:
 
 
 def _streampool_raw(device: str, options: str) -> Loop:
-    pool, _, handle = _pool(device, options)
-    return _raw(pool, handle)
+    return _raw(*_pool(device, options))
 
 
 def _streampool_buffer(device: str, options: str) -> Loop:
@@ -93,13 +93,11 @@ def _streampool_buffer(device: str, options: str) -> Loop:
 
 
 def _streampool_debug(device: str, options: str) -> Loop:
-    pool, _, handle = _pool(device, f"stack_depth={DEPTH}:{options}", "debug")
-    return _deep(_raw(pool, handle))
+    return _deep(_raw(*_pool(device, f"stack_depth={DEPTH}:{options}", "debug")))
 
 
 def _streampool_stacks(device: str, options: str) -> Loop:
-    pool, _, handle = _pool(device, f"stack_depth={DEPTH}:{options}")
-    return _deep(_raw(pool, handle))
+    return _deep(_raw(*_pool(device, f"stack_depth={DEPTH}:{options}")))
 
 
 def _empty(device: str, options: str) -> Loop:

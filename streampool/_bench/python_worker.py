@@ -1,7 +1,7 @@
 """A worker whose loops are Python's: for allocators that have no other face, and for what a Python call costs.
 
 ``python -m streampool._bench.python_worker NAME [--device D] [--options O] [--streams N]`` speaks as serve.hpp says,
-and knows ``call NAME COUNT`` besides. NAME is a peer of this file, or a process of `calls`.
+and knows ``call NAME COUNT`` besides. NAME is a peer of this file, or ``calls:PROCESS`` with a process of `calls`.
 """
 
 from __future__ import annotations
@@ -276,12 +276,11 @@ def main(arguments: list[str]) -> int:
     say: Callable[[dict[str, Any]], None] = lambda answer: print(json.dumps(answer), flush=True)  # noqa: E731
     try:
         peer, loops = None, {}
-        if name in _PEERS:
-            peer = _PEERS[name](
-                int(device.partition(":")[2] or 0), int(given.get("--streams", 1)), given.get("--options", "")
-            )
+        options = given.get("--options", "")
+        if name.startswith("calls:"):
+            loops = calls.loops_of(name.removeprefix("calls:"), device, options)
         else:
-            loops = calls.loops_of(name, device, given.get("--options", ""))
+            peer = _PEERS[name](int(device.partition(":")[2] or 0), int(given.get("--streams", 1)), options)
     except Exception as error:  # whatever a library does when it starts is the answer
         say({"error": f"{type(error).__name__}: {error}"})
         return 1
