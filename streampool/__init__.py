@@ -46,6 +46,7 @@ from streampool.errors import (
     WrongPoolError,
 )
 from streampool.pool import CheckResult, Pool, PoolStats
+from streampool.scopes import scope
 from streampool.streams import current_stream, stream
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ __all__ = [
     "parse_size",
     "replay",
     "report",
+    "scope",
     "sim",
     "stream",
     "traces",

@@ -167,6 +167,7 @@ class Pool:
         self,
     ) -> list[dict[str, Any]]: ...  # facts of every live block (BlockFacts, plus owner: "raw" | "buffer" | "released")
     def debug_totals(self) -> dict[str, int]: ...
+    def _usage(self) -> list[dict[str, int]]: ...  # allocated_at (a stack), blocks, bytes, untouched
     def audit(self) -> str: ...  # for tests: empty, or what does not hold
     def set_oom_callback(self, callback: Callable[[int], bool] | None) -> None: ...
     def close(self) -> None: ...
@@ -184,6 +185,12 @@ def capture_stack(depth: int = 32) -> int:
 
 def resolve_stack(stack: int) -> list[tuple[str, int, str]]:
     """(file, line, function), innermost first."""
+
+# -- scopes --------------------------------------------------------------------------------------------------------------
+def enter_scope(name: str) -> int:
+    """What the program does from here on; gives the number by which it is left. 0: it could not be kept."""
+
+def leave_scope(scope: int) -> None: ...
 
 # -- replay --------------------------------------------------------------------------------------------------------------
 def replay(

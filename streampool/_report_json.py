@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streampool.faults import BlockFacts, Fault, Frame
+from streampool.faults import BlockFacts, Candidate, Fault, Frame
 from streampool.leaks import Leak, LeakClass
 from streampool.suppressions import suggest
 
@@ -69,6 +69,8 @@ def fault_to_dict(fault: Fault) -> dict[str, Any]:
         "found_by_check": fault.found_by_check,
         "last_good_check": fault.last_good_check,
         "last_good_time": fault.last_good_time,
+        "scopes": list(fault.scopes),
+        "candidates": [{"block": _block_to_dict(c.block), "why": c.why} for c in fault.candidates],
         "note": fault.note,
     }
 
@@ -80,8 +82,14 @@ def fault_from_dict(plain: Mapping[str, Any]) -> Fault:
     if len(facts["found"]) != len(facts["expected"]):
         raise ValueError(f"fault {plain['number']}: 'found' and 'expected' are not of the same bytes")
     blocks: dict[str, Any] = {name: _block_from_dict(plain[name]) for name in ("block", "below", "above")}
-    fault = Fault.from_dict({**facts, **dict.fromkeys(blocks), "at": None}, pool=plain["pool"], device=plain["device"])
-    return replace(fault, at=_frames_from_list(plain["at"]), **blocks)
+    candidates = tuple(
+        Candidate(block, candidate["why"])
+        for candidate in plain.get("candidates", ())
+        if (block := _block_from_dict(candidate["block"])) is not None
+    )
+    without = {**facts, **dict.fromkeys(blocks), "at": None, "candidates": None}
+    fault = Fault.from_dict(without, pool=plain["pool"], device=plain["device"])
+    return replace(fault, at=_frames_from_list(plain["at"]), candidates=candidates, **blocks)
 
 
 def leak_to_dict(leak: Leak) -> dict[str, Any]:

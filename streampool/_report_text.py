@@ -26,6 +26,7 @@ _LABEL = 16  # columns of the labels at the left
 _FRAMES = 8  # shown of a stack
 _LEAKS = 20  # shown of the leaks
 _FAULTS = 20  # shown of the groups of faults
+_CANDIDATES = 10  # shown of the blocks that an illegal access may have been meant for
 _PLACES = 3  # shown of what was not checked
 _MIN_WIDTH = 40
 
@@ -46,6 +47,9 @@ _NEXT = {
     FaultKind.INTERIOR_FREE: "free the pointer that allocate gave; the free changed nothing",
     FaultKind.WRONG_POOL_FREE: "free it with the pool named in the block facts; the free changed nothing",
     FaultKind.TRAMPLED_RECORD: "something wrote into host memory that is not its own: run under a host memory checker",
+    FaultKind.SIZE_MISMATCH: "compare the size that the caller keeps with the one it asked for; the free changed nothing",
+    FaultKind.ILLEGAL_ACCESS: "look at the work that was queued last on the stream of the first candidates: an index or "
+    "length beyond the block, or a pointer used after its free; the device gives no address, and its memory is gone",
     FaultKind.RACE: "order the two uses: same stream, an event and a wait, or record_stream before the free",
 }
 _NARROW = "pool.check() between suspect steps narrows the window"
@@ -138,6 +142,7 @@ def _fault(page: _Page, group: Sequence[Fault], number: int, of: int, command: s
     _neighbour(page, "below", fault.block, fault.below)
     _neighbour(page, "above", fault.block, fault.above)
     _window(page, fault)
+    _candidates(page, fault)
     sanitizer = _SANITIZER if fault.device.startswith("cuda") else ""
     page.field("next", _NEXT[fault.kind].format(narrow=_NARROW + sanitizer) + f" (docs/faults/{fault.kind}.md)")
     page.field("suppress with", [suggest(fault.kind, fault.stack, fault.tag)])
@@ -208,6 +213,19 @@ def _window(page: _Page, fault: Fault) -> None:
         since = "" if fault.block is None else f" ({fault.block.allocated_time:.3f} s)"
         span, length = f"never checked before; allocated{since}", ""
     page.field("window", f"{span}; bad at check {fault.found_by_check} ({fault.time:.3f} s){length}")
+    if fault.scopes:
+        page.field("scopes", "open in the window: " + ", ".join(fault.scopes))
+
+
+def _candidates(page: _Page, fault: Fault) -> None:
+    for number, candidate in enumerate(fault.candidates[:_CANDIDATES]):
+        block = candidate.block
+        where = f", allocated at {block.allocated_at[0]}" if block.allocated_at else ""
+        text = f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {_state(block)}: {candidate.why}{where}"
+        page.field("candidates" if number == 0 else "", text)
+    if more := len(fault.candidates) - _CANDIDATES:
+        if more > 0:
+            page.field("", f"and {more:,} more; the JSON report has all")
 
 
 # -- leaks ------------------------------------------------------------------------------------------------------------

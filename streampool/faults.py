@@ -15,6 +15,7 @@ from typing import Any
 __all__ = [
     "BlockFacts",
     "BlockState",
+    "Candidate",
     "Fault",
     "FaultKind",
     "Frame",
@@ -43,6 +44,8 @@ class FaultKind(StrEnum):
     INTERIOR_FREE = "interior_free"
     WRONG_POOL_FREE = "wrong_pool_free"
     TRAMPLED_RECORD = "trampled_record"
+    SIZE_MISMATCH = "size_mismatch"
+    ILLEGAL_ACCESS = "illegal_access"
     RACE = "race"
 
     @property
@@ -65,6 +68,8 @@ _MEANINGS = {
     FaultKind.INTERIOR_FREE: "a free of an address inside a block, not at its start",
     FaultKind.WRONG_POOL_FREE: "a free of a block that belongs to another pool",
     FaultKind.TRAMPLED_RECORD: "the pool's own record of a block was overwritten",
+    FaultKind.SIZE_MISMATCH: "a free that names another size than was allocated",
+    FaultKind.ILLEGAL_ACCESS: "an access to memory that is not there",
     FaultKind.RACE: "two uses of the same bytes that nothing orders",
 }
 
@@ -154,6 +159,7 @@ class BlockFacts:
     freed_at: tuple[Frame, ...] = ()
     raw: bool = False
     tag: str = ""
+    pages: str = "none"  # "right", "left": it has pages of its own, and lies at their end, or start
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any], resolve: Resolve | None = None) -> BlockFacts:
@@ -176,6 +182,7 @@ class BlockFacts:
             freed_at=_stack(facts.get("freed_at"), resolve),
             raw=bool(facts.get("raw", facts.get("owner") == "raw")),
             tag=facts.get("tag") or "",
+            pages=facts.get("pages") or "none",
         )
 
     @property
@@ -187,6 +194,14 @@ class BlockFacts:
     def was_freed(self) -> bool:
         """True once the program gave the block away."""
         return self.state is not BlockState.LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A block that an illegal access may have been meant for, and what makes it one."""
+
+    block: BlockFacts
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +224,8 @@ class Fault:
     last_good_check: int = 0
     found_by_check: int = 0
     last_good_time: float = 0.0
+    scopes: tuple[str, ...] = ()  # of the program (`sp.scope`), that were open in the window
+    candidates: tuple[Candidate, ...] = ()  # for an illegal access: the likeliest first
     note: str = ""
     pool: str = ""
     device: str = ""
@@ -250,6 +267,11 @@ class Fault:
             last_good_check=int(facts.get("last_good_check", 0)),
             found_by_check=int(facts.get("found_by_check", 0)),
             last_good_time=float(facts.get("last_good_time", 0.0)),
+            scopes=tuple(facts.get("scopes") or ()),
+            candidates=tuple(
+                Candidate(BlockFacts.from_dict(candidate, resolve), candidate["why"])
+                for candidate in facts.get("candidates") or ()
+            ),
             note=facts.get("note") or "",
             pool=pool,
             device=device,
@@ -336,6 +358,10 @@ def _sentence(fault: Fault) -> str:
             return f"free of {fault.address:#x}, which is {inside} inside {a_block} and not its start"
         case FaultKind.WRONG_POOL_FREE:
             return f"free of {a_block} at {block.address:#x}, which belongs to another pool"
+        case FaultKind.SIZE_MISMATCH:
+            return f"free of {a_block} at {block.address:#x} with another size than it has"
+        case FaultKind.ILLEGAL_ACCESS:
+            return f"{kind.meaning}; the likeliest block is {a_block} at {block.address:#x}"
         case FaultKind.TRAMPLED_RECORD:
             return f"the pool's record of {a_block} at {block.address:#x} was overwritten in host memory"
         case FaultKind.RACE:

@@ -124,6 +124,8 @@ TAKES: dict[str, dict[str, str]] = {
     "resolve_options": {"arguments": "dict", "environment": "text?"},
     "capture_stack": {"depth": "int"},
     "resolve_stack": {"stack": "32 bits"},
+    "enter_scope": {"name": "text"},
+    "leave_scope": {"scope": "whole"},
     "set_current_stream_hook": {"hook": "callable?"},
     "replay": {
         "pool": "object",

@@ -23,6 +23,7 @@ nb::dict facts_dict(const debug::BlockFacts& f) {
   d["freed_at"] = f.freed_at;
   d["raw"] = f.raw;
   d["tag"] = f.tag;
+  d["pages"] = std::string(debug::page_guard_word(f.pages));
   return d;
 }
 
@@ -48,6 +49,16 @@ nb::dict fault_dict(const debug::Fault& f) {
   d["last_good_check"] = f.last_good_check;
   d["found_by_check"] = f.found_by_check;
   d["last_good_time"] = f.last_good_time;
+  nb::list scopes;
+  for (const std::string& name : f.scopes) scopes.append(name);
+  d["scopes"] = scopes;
+  nb::list candidates;
+  for (const debug::Candidate& candidate : f.candidates) {
+    nb::dict c = facts_dict(candidate.block);
+    c["why"] = candidate.why;
+    candidates.append(c);
+  }
+  d["candidates"] = candidates;
   d["note"] = f.note;
   return d;
 }

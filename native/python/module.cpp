@@ -11,6 +11,7 @@ NB_MODULE(_core, m) {
   bind_options(m);
   bind_streams(m);
   bind_stacks(m);
+  bind_scopes(m);
   bind_pool(m);
   bind_buffer(m);
   bind_replay(m);

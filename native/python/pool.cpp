@@ -260,6 +260,20 @@ void bind_pool(nb::module_& m) {
              must_not_be_forked();
              return totals_dict(unlocked([&] { return p.core->debug_totals(); }));
            })
+      .def("_usage",
+           [](PyPool& p) {
+             must_not_be_forked();
+             nb::list out;
+             for (const auto& [site, usage] : unlocked([&] { return p.core->usage(); })) {
+               nb::dict d;
+               d["allocated_at"] = site;
+               d["blocks"] = usage.blocks;
+               d["bytes"] = usage.bytes;
+               d["untouched"] = usage.untouched;
+               out.append(d);
+             }
+             return out;
+           })
       .def(
           "audit",
           [](PyPool& p) {

@@ -55,6 +55,7 @@ void bind_device(nb::module_& m);
 void bind_options(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_replay(nb::module_& m);
+void bind_scopes(nb::module_& m);
 void bind_sim(nb::module_& m);
 
 }  // namespace streampool::python

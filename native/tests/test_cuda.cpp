@@ -572,6 +572,91 @@ STREAMPOOL_TEST("cuda: a fill that finds no room on the device is called off and
   CHECK_EQ(stub->live, 0);
 }
 
+STREAMPOOL_TEST("cuda: a job is queued whole, and what it found is read when it is done") {
+  Stub stub;
+  const Opened opened;
+  Scene scene(300000);
+  const Range all{scene.at(0), 300000};
+  CHECK(opened.driver->pattern_fill(Kind::device, {&all, 1}, kKey).ok());
+  scene.memory[1] ^= 1;
+  scene.memory[270000] ^= 1;
+  driver::PatternJob job{.key = kKey, .verify = {all}, .fill = {{scene.at(0), 10}}};
+  stub->busy = true;
+  opened.driver->pattern_start(&job);
+  CHECK(!opened.driver->pattern_finish(&job, false));
+  driver::PatternJob second{.key = kKey, .verify = {{scene.at(0), 10}}};
+  opened.driver->pattern_start(&second);  // has a mailbox of its own
+  stub->busy = false;
+  CHECK(opened.driver->pattern_finish(&second, true));
+  CHECK(second.status.ok() && second.verified && second.found.empty());  // after the first one's fill
+  CHECK(opened.driver->pattern_finish(&job, false));
+  CHECK(job.status.ok() && job.verified);
+  CHECK_EQ(job.found.size(), std::size_t{1});
+  CHECK_EQ(job.found[0].first, scene.at(1));
+  CHECK_EQ(job.found[0].last, scene.at(270000));
+  CHECK_EQ(job.found[0].count, Bytes{2});
+}
+
+STREAMPOOL_TEST("cuda: jobs beyond the mailboxes, and too large ones, are done when they are started") {
+  Stub stub;
+  const Opened opened;
+  constexpr std::size_t kRanges = 20000;
+  Scene scene(kRanges * 3);
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < kRanges; ++i) ranges.push_back({scene.at(i * 3), 2});
+  driver::PatternJob large{.key = kKey, .fill = ranges};
+  opened.driver->pattern_start(&large);
+  CHECK(large.status.ok());
+  CHECK_EQ(large.ticket, 0u);
+  CHECK(opened.driver->pattern_finish(&large, false));
+  std::vector<driver::PatternJob> jobs(8);
+  for (driver::PatternJob& job : jobs) {
+    job.key = kKey;
+    job.verify = {ranges[0], ranges[kRanges - 1]};
+    opened.driver->pattern_start(&job);
+  }
+  for (driver::PatternJob& job : jobs) {
+    CHECK(opened.driver->pattern_finish(&job, true));
+    CHECK(job.status.ok() && job.verified && job.found.empty());
+  }
+}
+
+STREAMPOOL_TEST("cuda: a job that finds no room on the device is called off, and touches nothing later") {
+  Stub stub;
+  OpenError kind = OpenError::none;
+  std::string error;
+  const driver::cuda::Library* library = driver::cuda::load_library(&kind, &error);
+  driver::cuda::Session session;
+  session.api = &library->api;
+  CHECK_EQ(library->api.cuDevicePrimaryCtxRetain(&session.context, 0), 0);
+  session.generation = stub->generation;
+  const driver::cuda::Scope scope(session);
+  driver::cuda::Patterns patterns(0.01);
+  CHECK_EQ(patterns.start(session, &error), 0);
+  Scene scene(1000);
+  driver::PatternJob job{.key = kKey, .verify = {{scene.at(0), 500}}, .fill = {{scene.at(0), 1000}}};
+  driver::cuda::Result result = 0;
+  stub->busy = true;
+  CHECK(patterns.start_job(&job, &result));
+  CHECK_EQ(result, 0);
+  CHECK(patterns.finish_job(&job, true, &result));
+  CHECK_EQ(result, 600);
+  CHECK(!job.verified);
+  driver::PatternJob next{.key = kKey, .fill = {{scene.at(0), 10}}};
+  CHECK(!patterns.start_job(&next, &result));  // the first is still in the way
+  stub->busy = false;
+  const Range range{scene.at(0), 1000};
+  std::vector<Mismatch> found;
+  CHECK_EQ(patterns.verify({&range, 1}, kKey, &found), 0);
+  for (const unsigned char byte : scene.memory) CHECK_EQ(int{byte}, 0);
+  CHECK(patterns.start_job(&next, &result));
+  CHECK(patterns.finish_job(&next, true, &result));
+  CHECK_EQ(result, 0);
+  CHECK(scene.memory[9] != 0 && scene.memory[10] == 0);
+  patterns.stop();
+  CHECK_EQ(stub->live, 0);
+}
+
 STREAMPOOL_TEST("cuda: many threads may call one driver at once") {
   Stub stub;
   const Opened opened;

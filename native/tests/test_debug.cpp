@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../src/debug/debugger.hpp"
+#include "../src/debug/scopes.hpp"
 #include "../src/driver/pattern.hpp"
 #include "test.hpp"
 
@@ -40,6 +41,10 @@ class FakeDriver final : public driver::Driver {
   int fail_fill = 0, fail_verify = 0;  // the n-th call from now on fails
   Code failure = Code::failed;
   std::function<void()> on_pause, on_verify;
+  // As a device does it: a job runs when somebody waits for it, or looks after `jobs_run` was set.
+  bool queues_jobs = false, jobs_run = false;
+  int fail_wait = 0;  // the n-th wait from now on ends with the job called off
+  driver::PatternJob* queued = nullptr;
 
   std::string_view name() const override { return "fake:0"; }
   int ordinal() const override { return 0; }
@@ -82,6 +87,26 @@ class FakeDriver final : public driver::Driver {
   Status context_event_record(driver::EventHandle) override { return no(); }
   Status fill(driver::StreamHandle, Address, std::uint8_t, Bytes) override { return no(); }
   Status copy(driver::StreamHandle, Address, Address, Bytes) override { return no(); }
+
+  void pattern_start(driver::PatternJob* job) override {
+    if (!queues_jobs) return Driver::pattern_start(job);
+    CHECK(queued == nullptr);
+    queued = job;
+  }
+  bool pattern_finish(driver::PatternJob* job, bool wait) override {
+    if (!queues_jobs) return true;
+    CHECK(queued == job);
+    if (!wait && !jobs_run) return false;
+    queued = nullptr;
+    if (wait && fail_wait > 0 && --fail_wait == 0) {
+      job->verified = false;
+      job->status = {Code::not_ready, 600, "pattern_finish"};
+      return true;
+    }
+    Driver::pattern_start(job);
+    return true;
+  }
+  void advance(double seconds) { now_ = now_ + seconds; }
 
   Status pattern_fill(Kind, std::span<const Range> ranges, std::uint64_t key) override {
     ++fills;
@@ -154,6 +179,7 @@ class FakePool final : public Host {
     }
     freed.facts = block;
     freed.facts.state = BlockState::freed;
+    freed.facts.freed_time = device.now();
     freed.facts.freed_at = 1000 + block.allocated_at;
     debugger.on_free(std::move(freed));
   }
@@ -168,28 +194,20 @@ class FakePool final : public Host {
   }
   void neighbours(Address begin, Bytes size, std::optional<BlockFacts>* below,
                   std::optional<BlockFacts>* above) override {
-    CHECK(!pinned);
     const std::lock_guard lock(mutex_);
     for (const auto& [serial, block] : live_) {
       if (block.begin + block.reserved == begin) *below = block;
       if (block.begin == begin + size) *above = block;
     }
   }
-  void pin_live(std::vector<BlockFacts>* ready, std::vector<BlockFacts>* busy) override {
+  void live_blocks(std::vector<BlockFacts>* ready, std::vector<BlockFacts>* busy) override {
     const std::lock_guard lock(mutex_);
-    CHECK(!pinned);
-    pinned = true;
     for (const auto& [serial, block] : live_) (gate_shut.contains(serial) ? busy : ready)->push_back(block);
-  }
-  void unpin_live() override {
-    CHECK(pinned);
-    pinned = false;
   }
 
   FakeDriver device;
   std::set<std::uint64_t> gate_shut;
   std::vector<std::uint64_t> back;
-  bool pinned = false;
 
  private:
   static std::uint64_t serial_of(void* cookie) { return static_cast<BlockFacts*>(cookie)->serial; }
@@ -821,6 +839,240 @@ STREAMPOOL_TEST("threads that free, poll and check at once lose and duplicate no
   CHECK_EQ(pool.debugger.totals().quarantined_bytes, 0u);
 }
 
+STREAMPOOL_TEST("a batch that the driver queues is waited for by nobody, and taken in by a later call") {
+  Options options = debug_options();
+  options.check_every = 1;
+  options.quarantine_bytes = 0;
+  FakePool pool(options);
+  pool.device.queues_jobs = true;
+  const BlockFacts bad = pool.allocate(100), good = pool.allocate(100);
+  spoil(pool, bad.address + 100);
+  pool.free(bad);
+  pool.debugger.poll();
+  CHECK(pool.device.queued != nullptr);
+  CHECK_EQ(pool.device.verifies, 0);
+  pool.free(good);  // joins the next batch
+  pool.debugger.poll();
+  CHECK_EQ(pool.debugger.totals().faults, 0u);
+  CHECK(pool.back.empty());
+  pool.device.jobs_run = true;
+  pool.free(pool.allocate(1));
+  pool.debugger.poll();
+  expect_one(pool, FaultKind::overrun, bad.serial, bad.address + 100, bad.address + 100);
+  CHECK(pool.back.size() >= 1u);
+  CHECK(holds_pattern(pool, bad.begin, bad.reserved));
+  pool.debugger.check(0);
+  CHECK_EQ(pool.back.size(), 3u);
+  CHECK(pool.device.queued == nullptr);
+}
+
+STREAMPOOL_TEST("check and give_up take in the batch under way first, and check counts what it found") {
+  Options options = debug_options();
+  options.check_every = 1;
+  for (const bool by_check : {true, false}) {
+    FakePool pool(options);
+    pool.device.queues_jobs = true;
+    const BlockFacts block = pool.allocate(100);
+    spoil(pool, block.address - 1);
+    pool.free(block);
+    pool.debugger.poll();
+    CHECK(pool.device.queued != nullptr);
+    if (by_check)
+      CHECK_EQ(pool.debugger.check(0).faults, 1u);
+    else
+      CHECK_EQ(pool.debugger.give_up(Debugger::kEverything), block.reserved);
+    expect_one(pool, FaultKind::underrun, block.serial, block.address - 1, block.address - 1);
+    CHECK(pool.device.queued == nullptr);
+  }
+}
+
+STREAMPOOL_TEST("a batch that was called off loses no block, and finds its faults the next time") {
+  Options options = debug_options();
+  options.check_every = 1;
+  FakePool pool(options);
+  pool.device.queues_jobs = true;
+  const BlockFacts block = pool.allocate(100);
+  spoil(pool, block.address + 103);
+  pool.free(block);
+  pool.debugger.poll();
+  pool.device.fail_wait = 1;
+  pool.debugger.give_up(0);
+  CHECK_EQ(pool.debugger.totals().quarantined_blocks, 1u);
+  CHECK_EQ(pool.debugger.totals().driver_failures, 1u);
+  pool.debugger.check(0);
+  expect_one(pool, FaultKind::overrun, block.serial, block.address + 103, block.address + 103);
+}
+
+STREAMPOOL_TEST("a check that goes on for long holds up no free, and what is freed meanwhile is judged once") {
+  FakePool pool(debug_options(), 16 * kMiB);
+  std::vector<BlockFacts> blocks;
+  for (int i = 0; i < 5000; ++i) blocks.push_back(pool.allocate(1));
+  spoil(pool, blocks[4500].address + 1);
+  spoil(pool, blocks[4600].address + 1);
+  bool freed = false;
+  pool.device.on_verify = [&] {
+    if (std::exchange(freed, true)) return;
+    std::thread([&] {
+      pool.free(blocks[4500]);
+      pool.free(blocks[10]);
+      pool.debugger.poll();
+    }).join();
+  };
+  const CheckResult result = pool.debugger.check(0);
+  CHECK(freed);
+  CHECK(pool.device.verifies > 1);  // in batches
+  CHECK_EQ(pool.debugger.totals().faults, 2u);
+  pool.debugger.check(0);
+  pool.debugger.give_up(Debugger::kEverything);
+  CHECK_EQ(pool.debugger.totals().faults, 2u);
+  CHECK_EQ(pool.back.size(), 2u);
+}
+
+STREAMPOOL_TEST("an interrupted check lists the blocks it did not come to") {
+  FakePool pool(debug_options(), 16 * kMiB);
+  for (int i = 0; i < 5000; ++i) pool.allocate(1);
+  const CheckResult result = pool.debugger.check(0, [] { return true; });
+  CHECK_EQ(result.checked_blocks + result.not_checked.size(), 5000u);
+  CHECK(!result.not_checked.empty());
+}
+
+STREAMPOOL_TEST("a batch is due by time, too, when the pool is called") {
+  FakePool pool(debug_options());
+  const BlockFacts block = pool.allocate(100);
+  spoil(pool, block.address + 100);
+  pool.free(block);
+  pool.debugger.poll(pool.device.now());
+  CHECK_EQ(pool.device.verifies, 0);
+  pool.device.advance(0.2);
+  pool.debugger.poll(pool.device.now());
+  CHECK_EQ(pool.debugger.totals().faults, 1u);
+  // A block whose work was not done is asked again without another free.
+  const BlockFacts waits = pool.allocate(100);
+  pool.gate_shut.insert(waits.serial);
+  pool.free(waits);
+  pool.device.advance(0.2);
+  pool.debugger.poll(pool.device.now());
+  CHECK_EQ(pool.device.verifies, 1);
+  pool.gate_shut.clear();
+  pool.device.advance(0.2);
+  pool.debugger.poll(pool.device.now());
+  CHECK_EQ(pool.device.verifies, 2);
+}
+
+STREAMPOOL_TEST("quarantine is bounded by count and by age") {
+  Options options = debug_options();
+  options.check_every = 1;
+  options.quarantine_blocks = 3;
+  {
+    FakePool pool(options);
+    for (int i = 0; i < 10; ++i) {
+      pool.free(pool.allocate(10));
+      pool.debugger.poll();
+    }
+    CHECK(pool.back == (std::vector<std::uint64_t>{1, 2, 3, 4, 5, 6, 7}));
+  }
+  options.quarantine_blocks = 0;
+  options.quarantine_age = 5;
+  FakePool pool(options);
+  const BlockFacts old = pool.allocate(10);
+  pool.free(old);
+  pool.debugger.poll();
+  pool.device.advance(4);
+  const BlockFacts young = pool.allocate(10);
+  pool.free(young);
+  pool.debugger.poll(pool.device.now());
+  CHECK(pool.back.empty());
+  spoil(pool, old.address + 3);
+  pool.device.advance(2);
+  pool.debugger.poll(pool.device.now());  // nothing is freed: its time alone drives it out, verified
+  CHECK(pool.back == (std::vector<std::uint64_t>{old.serial}));
+  expect_one(pool, FaultKind::write_after_free, old.serial, old.address + 3, old.address + 3);
+}
+
+STREAMPOOL_TEST("untouched bytes are counted by the call site that allocated") {
+  Options options = debug_options();
+  options.count_untouched = true;
+  FakePool pool(options);
+  const BlockFacts written = pool.allocate(1000), unwritten = pool.allocate(3000);
+  for (Address a = unwritten.address + 1000; a < unwritten.address + 3000; ++a)
+    pool.device.at(a) = driver::pattern_byte(a, pool.debugger.key());
+  pool.free(written);
+  pool.free(unwritten);
+  pool.debugger.check(0);
+  for (const auto& [site, usage] : pool.debugger.usage()) {
+    CHECK_EQ(usage.blocks, 1u);
+    CHECK_EQ(usage.bytes, site == written.allocated_at ? 1000u : 3000u);
+    CHECK_EQ(usage.untouched, site == written.allocated_at ? 0u : 2000u);
+  }
+  CHECK_EQ(pool.debugger.usage().size(), 2u);
+}
+
+STREAMPOOL_TEST("guards of no bytes, one and three are exact to the byte") {
+  for (const Bytes guard : {0, 1, 3}) {
+    Options options = edge_options();
+    options.guard_bytes = guard;
+    options.quarantine_bytes = 0;
+    options.fill_edge_bytes = 0;
+    options.fill = false;  // guards alone
+    FakePool pool(options);
+    const BlockFacts block = pool.allocate(100);
+    CHECK_EQ(block.address - block.begin, guard == 0 ? 0u : 256u);
+    for (Bytes byte = 0; byte < guard; ++byte) {
+      spoil(pool, block.address + 100 + byte);
+      CHECK_EQ(pool.debugger.check(0).faults, 1u);
+      expect_one(pool, FaultKind::overrun, block.serial, block.address + 100 + byte, block.address + 100 + byte);
+      spoil(pool, block.address - 1 - byte);
+      CHECK_EQ(pool.debugger.check(0).faults, 1u);
+      expect_one(pool, FaultKind::underrun, block.serial, block.address - 1 - byte, block.address - 1 - byte);
+    }
+    if (guard == 0) continue;
+    spoil(pool, block.address - guard - 1);  // nobody's byte
+    CHECK_EQ(pool.debugger.check(0).faults, 0u);
+  }
+}
+
+STREAMPOOL_TEST("the window names the scopes that were open in it") {
+  FakePool pool(debug_options());
+  const std::uint64_t before = enter_scope("before");
+  const BlockFacts block = pool.allocate(100);
+  leave_scope(before);
+  pool.debugger.check(0);
+  const std::uint64_t decode = enter_scope("decode");
+  for (int i = 0; i < 3; ++i) leave_scope(enter_scope("layer"));
+  spoil(pool, block.address + 100);
+  leave_scope(decode);
+  leave_scope(decode);  // twice
+  const std::uint64_t open = enter_scope("still open");
+  pool.debugger.check(0);
+  leave_scope(open);
+  leave_scope(enter_scope("after"));
+  const std::vector<Fault> faults = pool.debugger.take_faults();
+  CHECK_EQ(faults.size(), 1u);
+  CHECK(faults[0].scopes == (std::vector<std::string>{"decode", "layer (3 x)", "still open"}));
+}
+
+STREAMPOOL_TEST("a block that was never checked has a window that begins with its allocation") {
+  FakePool pool(debug_options());
+  leave_scope(enter_scope("long ago"));
+  BlockFacts block = pool.allocate(100);
+  block.allocated_moment = now_moment();
+  pool.adopt(block);
+  leave_scope(enter_scope("since"));
+  spoil(pool, block.address + 100);
+  pool.debugger.check(0);
+  CHECK(pool.debugger.take_faults().at(0).scopes == (std::vector<std::string>{"since"}));
+}
+
+STREAMPOOL_TEST("scopes beyond those kept are forgotten, oldest first, and never mistaken") {
+  const Moment start = now_moment();
+  const std::uint64_t outer = enter_scope("outer");
+  for (std::size_t i = 0; i < kScopesKept + 10; ++i) leave_scope(enter_scope("inner " + std::to_string(i % 3)));
+  leave_scope(outer);  // forgotten: nothing else is closed by it
+  const std::vector<std::string> names = scopes_between(start, now_moment(), 2);
+  CHECK_EQ(names.size(), 3u);
+  CHECK_EQ(names.back(), std::string("and 1 earlier ones"));
+}
+
 STREAMPOOL_TEST("random frees, gates, writes and failures: every planted fault is found exactly once") {
   std::mt19937 random(7);
   const auto pick = [&](unsigned below) { return static_cast<unsigned>(random() % below); };
@@ -829,9 +1081,11 @@ STREAMPOOL_TEST("random frees, gates, writes and failures: every planted fault i
     options.quarantine_bytes = 1000u * pick(40);
     options.check_every = 1 + pick(20);
     FakePool pool(options, 2 * kMiB);
+    pool.device.queues_jobs = run % 2 != 0;
     std::vector<BlockFacts> live, all;
     std::set<std::uint64_t> planted;
     for (int step = 0; step < 300; ++step) {
+      pool.device.jobs_run = pick(2) != 0;
       switch (pick(8)) {
         case 0:
         case 1:
@@ -859,6 +1113,7 @@ STREAMPOOL_TEST("random frees, gates, writes and failures: every planted fault i
         }
         case 6: pool.gate_shut.clear(); break;
         case 7: {
+          if (pick(4) == 0) pool.device.fail_wait = 1;
           if (pick(4) == 0) (pick(2) ? pool.device.fail_fill : pool.device.fail_verify) = static_cast<int>(1 + pick(3));
           pool.debugger.check(0);
           break;
@@ -866,7 +1121,7 @@ STREAMPOOL_TEST("random frees, gates, writes and failures: every planted fault i
       }
     }
     pool.gate_shut.clear();
-    pool.device.fail_fill = pool.device.fail_verify = 0;
+    pool.device.fail_fill = pool.device.fail_verify = pool.device.fail_wait = 0;
     pool.debugger.check(0);
     std::multiset<std::uint64_t> found;
     for (const Fault& fault : pool.debugger.take_faults()) found.insert(fault.block->serial);

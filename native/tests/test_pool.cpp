@@ -1175,4 +1175,37 @@ STREAMPOOL_TEST("a forgotten stream may be destroyed, and its memory comes back 
   scene.audit();
 }
 
+STREAMPOOL_TEST("while live blocks are checked other threads allocate and free, and their blocks are judged right") {
+  for (const Bytes edge : {Bytes{0}, Bytes{512}}) {  // guards in place already, and guards written at allocation
+    Options options = testing::steady();
+    options.debug.track = options.debug.fill = true;
+    options.debug.guard_bytes = 256;
+    options.debug.fill_edge_bytes = edge;
+    options.debug.check_every = 1;
+    const PoolScene scene(options);
+    const StreamHandle s = scene.lasting();
+    std::vector<BlockRef> blocks;
+    for (int i = 0; i < 5000; ++i) blocks.push_back(scene.alloc(1, s));
+    bool meanwhile = false;
+    // Asked between two batches of a check, on the thread that makes it.
+    scene.core->hooks().interrupted = [&] {
+      if (std::exchange(meanwhile, true)) return false;
+      std::thread([&] {
+        for (std::size_t i = 4000; i < 4500; ++i) scene.free(blocks[i], s);
+        for (int i = 0; i < 500; ++i) scene.free(scene.alloc(1, s), s);
+      }).join();
+      return false;
+    };
+    CHECK(scene.core->check(0).errc == Errc::ok);
+    CHECK(meanwhile);
+    scene.core->hooks().interrupted = {};
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      if (i < 4000 || i >= 4500) scene.free(blocks[i], s);
+    CHECK(scene.core->check(1).errc == Errc::ok);
+    CHECK(scene.core->take_faults().empty());
+    CHECK_EQ(scene.core->debug_totals().blocks_not_checked, 0u);
+    scene.audit();
+  }
+}
+
 }  // namespace

@@ -17,22 +17,10 @@ using driver::Status;
 
 // A poll asks at most so many old blocks whether their work is done, in turn; the newly freed are always asked.
 constexpr std::size_t kAskedPerPoll = 256;
-
-// Unpins once, at the latest when the batch ends.
-class Pinned {
- public:
-  Pinned(Host& host, bool pinned) : host_(host), pinned_(pinned) {}
-  ~Pinned() { release(); }
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-  void release() {
-    if (std::exchange(pinned_, false)) host_.unpin_live();
-  }
-
- private:
-  Host& host_;
-  bool pinned_;
-};
+// check() looks at live blocks in batches of so many, so that each is a moderate job for the driver.
+constexpr std::size_t kLivePerBatch = 4096;
+// Scopes named in a fault's window.
+constexpr std::size_t kScopesShown = 8;
 
 std::vector<Fault> faults_of(std::vector<Finding> findings, const std::vector<Subject>& subjects, Good now) {
   std::vector<Fault> out;
@@ -52,10 +40,17 @@ std::vector<Fault> faults_of(std::vector<Finding> findings, const std::vector<Su
     fault.found_by_check = now.check;
     fault.last_good_check = subject.good.check;
     fault.last_good_time = subject.good.time;
+    fault.scopes = scopes_between(std::max(subject.good.moment, subject.block->allocated_moment), now.moment, kScopesShown);
     fault.note = std::move(finding.note);
     out.push_back(std::move(fault));
   }
   return out;
+}
+
+// How many of a batch's blocks went into quarantine.
+std::size_t kept_of(const std::deque<Item>& done) {
+  return static_cast<std::size_t>(
+      std::count_if(done.begin(), done.end(), [](const Item& item) { return item.freed.facts.pages == PageGuard::none; }));
 }
 
 // The bad bytes themselves, to be written over with the pattern: what was found is not found twice.
@@ -98,6 +93,30 @@ void Debugger::Impl::take_in_fresh() {
   freed_since = 0;
   freed_bytes_since = 0;
   due.store(false, std::memory_order_relaxed);
+  next_time.store(kNever, std::memory_order_relaxed);
+}
+
+Bounds Debugger::Impl::bounds() const {
+  Bounds out{options.quarantine_bytes, options.quarantine_blocks, -1};
+  if (options.quarantine_age > 0) out.freed_before = device.now() - options.quarantine_age;
+  return out;
+}
+
+// When to look again though nothing more is freed: at the batch under way and at blocks that wait for their work after
+// the interval, and when the oldest held block has been there for long enough.
+void Debugger::Impl::plan_next() {
+  double next = kNever;
+  if (under_way || !quarantine.waiting.empty()) next = device.now() + options.check_interval;
+  if (options.quarantine_age > 0 && !quarantine.held().empty())
+    next = std::min(next, quarantine.held().front().freed.facts.freed_time + options.quarantine_age);
+  const std::lock_guard lock(mutex);
+  if (under_way) {  // what was freed meanwhile makes the next look due, counted from here
+    freed_since = 0;
+    freed_bytes_since = 0;
+    due.store(false, std::memory_order_relaxed);
+  }
+  if (!fresh.empty()) next = std::min(next, fresh.front().freed.facts.freed_time + options.check_interval);
+  next_time.store(next, std::memory_order_relaxed);
 }
 
 // Takes those whose work is done out of `waiting`, whose last `newest` are always asked. A stuck block holds up none
@@ -133,7 +152,7 @@ void Debugger::Impl::back_to_waiting(std::deque<Item>* items) {
 }
 
 Debugger::Impl::Watch Debugger::Impl::watch(const std::deque<Item>& done, std::size_t held,
-                                            const std::vector<BlockFacts>* live) {
+                                            std::span<const BlockFacts> live) {
   Watch out;
   if (!options.checks()) return out;
   std::vector<Range> parts;
@@ -155,42 +174,41 @@ Debugger::Impl::Watch Debugger::Impl::watch(const std::deque<Item>& done, std::s
     guards.quarantined(item.freed.facts, &parts);
     for (const Range& part : parts) out.add(Side::quarantined, part);
   }
-  if (live != nullptr) {
-    const std::lock_guard lock(mutex);
-    for (const BlockFacts& block : *live) {
-      if (is_unguarded(block.address)) continue;
-      out.subjects.push_back({&block, Role::live, good_of(block.serial)});
-      out.add(Side::front, guards.front(block));
-      out.add(Side::back, guards.back(block));
-    }
+  if (live.empty()) return out;
+  const std::lock_guard lock(mutex);
+  for (const BlockFacts& block : live) {
+    if (is_unguarded(block.address)) continue;
+    out.subjects.push_back({&block, Role::live, good_of(block.serial)});
+    out.add(Side::front, guards.front(block));
+    out.add(Side::back, guards.back(block));
   }
   return out;
 }
 
-Good Debugger::Impl::count_check(const Watch& watched, const std::vector<Mismatch>& mismatches) {
+Good Debugger::Impl::count_check(const Batch& batch) {
   Bytes touched = 0;
-  for (const Mismatch& mismatch : mismatches) {
-    if (watched.probes[mismatch.range].side == Side::untouched) touched += mismatch.count;
+  const Watch& watched = batch.watched;
+  std::vector<Bytes> touched_of(usage ? watched.subjects.size() : 0);
+  for (const Mismatch& mismatch : batch.job.found) {
+    const Probe& probe = watched.probes[mismatch.range];
+    if (probe.side != Side::untouched) continue;
+    touched += mismatch.count;
+    if (usage) touched_of[probe.subject] = mismatch.count;
   }
-  const double time = device.now();
   const std::lock_guard lock(mutex);
   totals.blocks_checked += watched.blocks();
   totals.freed_bytes += watched.measured;
   totals.untouched_bytes += watched.measured - touched;
-  return {++totals.checks, time};
-}
-
-void Debugger::Impl::remember_live(const std::vector<BlockFacts>& live, const std::vector<BlockFacts>& busy, Good now) {
-  if (now.check == 0) return;
-  std::vector<LiveGood> known;
-  known.reserve(live.size());
-  for (const BlockFacts& block : live) known.push_back({block.serial, now});
-  const std::lock_guard lock(mutex);
-  for (const BlockFacts& block : busy) {
-    if (const Good good = good_of(block.serial); good.check != 0) known.push_back({block.serial, good});
-  }
-  std::sort(known.begin(), known.end(), [](const LiveGood& a, const LiveGood& b) { return a.serial < b.serial; });
-  live_good = std::move(known);
+  if (usage)
+    for (std::size_t i = 0; i < watched.subjects.size(); ++i) {
+      const Subject& subject = watched.subjects[i];
+      if (subject.role != Role::freed) continue;
+      SiteUsage& site = (*usage)[subject.block->allocated_at];
+      ++site.blocks;
+      site.bytes += subject.block->size;
+      site.untouched += subject.block->size - touched_of[i];
+    }
+  return {++totals.checks, batch.time, batch.moment};
 }
 
 void Debugger::Impl::publish(std::vector<Fault> found) {
@@ -200,108 +218,178 @@ void Debugger::Impl::publish(std::vector<Fault> found) {
   }
 }
 
+void Debugger::Impl::give_back(const Item& item, Outcome* out) {
+  const Bytes reserved = item.freed.facts.reserved;
+  out->given_back += reserved;
+  {
+    const std::lock_guard lock(mutex);
+    --totals.quarantined_blocks;
+    totals.quarantined_bytes -= reserved;
+  }
+  host.give_back(item.freed.cookie);
+}
+
 // Gives back from the old end while the quarantine is too large or more was asked for.
 void Debugger::Impl::give_back_oldest(std::size_t most, const Round& round, Outcome* out) {
+  const Bounds most_held = bounds();
   for (; most > 0 && !quarantine.held().empty(); --most) {
-    if (quarantine.held_bytes() <= options.quarantine_bytes && out->given_back >= round.at_least) break;
-    const Item item = quarantine.release_oldest();
-    const Bytes reserved = item.freed.facts.reserved;
-    out->given_back += reserved;
-    {
-      const std::lock_guard lock(mutex);
-      --totals.quarantined_blocks;
-      totals.quarantined_bytes -= reserved;
-    }
-    host.give_back(item.freed.cookie);
+    if (!quarantine.oldest_must_leave(most_held) && out->given_back >= round.at_least) break;
+    give_back(quarantine.release_oldest(), out);
   }
 }
 
-Debugger::Impl::Outcome Debugger::Impl::run(const Round& round) {
-  Outcome out;
-  Pinned pinned(host, round.live != nullptr);
+Status Debugger::Impl::start(const Round& round) {
+  Status status;
   if (dead) {
-    out.status.code = driver::Code::lost;
-    return out;
+    status.code = driver::Code::lost;
+    return status;
   }
   const std::size_t old_waiting = quarantine.waiting.size();
-  take_in_fresh();
-  std::deque<Item> done = take_done(round.ask_all, quarantine.waiting.size() - old_waiting);
+  if (round.fresh) take_in_fresh();
+  Batch& batch = under_way.emplace();
+  batch.round = round;
+  if (round.freed) batch.done = take_done(round.ask_all, quarantine.waiting.size() - old_waiting);
   Bytes incoming = 0;
-  for (const Item& item : done) incoming += item.freed.facts.reserved;
-  const std::size_t old_held = quarantine.held().size();
-  const std::size_t verified_held =
-      round.verify_held ? old_held : quarantine.leaving(incoming, options.quarantine_bytes, round.at_least);
-
-  const auto broken_off = [&] {
-    back_to_waiting(&done);
-    failed(out.status);
-    return out;
-  };
+  std::size_t incoming_blocks = 0;
+  for (const Item& item : batch.done) {
+    if (item.freed.facts.pages != PageGuard::none) continue;  // never held
+    incoming += item.freed.facts.reserved;
+    ++incoming_blocks;
+  }
+  if (round.freed)
+    batch.held = round.verify_held ? quarantine.held().size()
+                                   : quarantine.leaving(incoming, incoming_blocks, bounds(), round.at_least);
   if (!repairs.empty()) {
-    out.status = device.pattern_fill(kind, repairs, key);
-    if (!out.status.ok()) return broken_off();
+    status = device.pattern_fill(kind, repairs, key);
+    if (!status.ok()) {
+      back_to_waiting(&batch.done);
+      under_way.reset();
+      return failed(status);
+    }
     repairs.clear();
   }
+  batch.watched = watch(batch.done, batch.held, round.live);
+  batch.job.kind = kind;
+  batch.job.key = key;
+  batch.job.verify = batch.watched.ranges;
+  for (const Item& item : batch.done)
+    if (item.freed.facts.pages == PageGuard::none)
+      guards.fill_after_free(item.freed.facts, item.unguarded, &batch.job.fill);
+  batch.time = device.now();
+  batch.moment = now_moment();
+  batch.job.verified = batch.job.verify.empty();
+  batch.started = !batch.job.verify.empty() || !batch.job.fill.empty();
+  if (batch.started) device.pattern_start(&batch.job);
+  return {};
+}
 
-  const Watch watched = watch(done, verified_held, round.live);
-  std::vector<Mismatch> mismatches;
+// False: it is not done yet. With nothing under way there is nothing to be done.
+bool Debugger::Impl::finish(bool wait, Outcome* out) {
+  if (!under_way) return true;
+  if (under_way->started && !device.pattern_finish(&under_way->job, wait)) return false;
+  Batch batch = std::move(*under_way);
+  under_way.reset();
+  out->status = batch.job.status;
+  if (!batch.job.verified) {
+    back_to_waiting(&batch.done);
+    failed(out->status);
+    return true;
+  }
   Good now;
+  const Watch& watched = batch.watched;
   if (!watched.ranges.empty()) {
-    out.status = device.pattern_verify(kind, watched.ranges, key, &mismatches);
-    if (!out.status.ok()) return broken_off();
-    now = count_check(watched, mismatches);
-    out.blocks = watched.blocks();
-    for (const Range& range : watched.ranges) out.bytes += range.size;
-    for (Item& item : done) item.guards_verified = true;
-    for (std::size_t i = 0; i < verified_held; ++i) quarantine.held()[i].good = now;
+    out->now = now = count_check(batch);
+    out->blocks = watched.blocks();
+    for (const Range& range : watched.ranges) out->bytes += range.size;
+    for (Item& item : batch.done) item.guards_verified = true;
+    for (std::size_t i = 0; i < batch.held; ++i) quarantine.held()[i].good = now;
   }
-  std::vector<Fault> found = faults_of(read_evidence(watched.subjects, watched.ranges, watched.probes, mismatches, key),
-                                       watched.subjects, now);
-  out.faults = found.size();
-
-  std::vector<Range> fills = repairs_of(mismatches, watched.probes);
-  const std::size_t repaired = fills.size();
-  for (const Item& item : done) guards.fill_after_free(item.freed.facts, item.unguarded, &fills);
-  if (!fills.empty()) out.status = device.pattern_fill(kind, fills, key);
-  if (round.live != nullptr) remember_live(*round.live, *round.busy, now);
-  // Neighbours are asked for, and blocks given back, with nothing pinned: the pool may hold what it likes meanwhile.
-  pinned.release();
+  std::vector<Range> bad = repairs_of(batch.job.found, watched.probes);
+  Good found_at = now;
+  found_at.time = device.now();
+  std::vector<Fault> found = faults_of(
+      read_evidence(watched.subjects, watched.ranges, watched.probes, std::move(batch.job.found), key),
+      watched.subjects, found_at);
+  out->faults = found.size();
   publish(std::move(found));
-  if (!out.status.ok()) {
-    fills.resize(repaired);
-    repairs = std::move(fills);
-    return broken_off();
+  // Before anybody else can have the memory.
+  if (out->status.ok() && !bad.empty()) out->status = device.pattern_fill(kind, bad, key);
+  if (!out->status.ok()) {
+    repairs = std::move(bad);
+    back_to_waiting(&batch.done);
+    failed(out->status);
+    return true;
   }
 
-  for (Item& item : done) {
+  for (Item& item : batch.done) {
+    if (item.freed.facts.pages != PageGuard::none) {  // what is behind it goes; its addresses stay its own
+      give_back(item, out);
+      continue;
+    }
     item.freed.facts.state = BlockState::quarantined;
     item.unguarded = false;
     if (now.check != 0) item.good = now;
     quarantine.hold(std::move(item));
   }
+  if (!batch.round.freed) return true;
   // Only what this batch verified or filled may leave: the oldest, and the newest once all older ones are verified.
-  give_back_oldest(verified_held == old_held ? quarantine.held().size() : verified_held, round, &out);
-  return out;
+  const std::size_t old_held = quarantine.held().size() - kept_of(batch.done);
+  give_back_oldest(batch.held == old_held ? quarantine.held().size() : batch.held, batch.round, out);
+  return true;
 }
 
-void Debugger::Impl::check_all(const std::vector<BlockFacts>& live, std::vector<BlockFacts> busy, CheckResult* result) {
+Debugger::Impl::Outcome Debugger::Impl::run(const Round& round) {
+  Outcome out;
+  finish(true, &out);
+  Outcome last;
+  last.status = start(round);
+  if (last.status.ok()) finish(true, &last);
+  last.blocks += out.blocks;
+  last.bytes += out.bytes;
+  last.faults += out.faults;
+  last.given_back += out.given_back;
+  return last;
+}
+
+void Debugger::Impl::check_all(std::span<const BlockFacts> live, std::vector<BlockFacts> busy,
+                               const std::function<bool()>& interrupted, CheckResult* result) {
+  // What is freed from now on takes no part: it may be in the list of live blocks, and must stay where it is.
   Round round;
+  round.fresh = false;
   round.ask_all = round.verify_held = true;
-  round.live = &live;
-  round.busy = &busy;
-  const Outcome out = run(round);
-  result->status = out.status;
-  result->checked_blocks = out.blocks;
-  result->checked_bytes = out.bytes;
-  result->faults = out.faults;
+  std::vector<LiveGood> known;
+  std::size_t looked = 0;
+  do {
+    const std::size_t some = std::min(kLivePerBatch, live.size() - looked);
+    round.live = live.subspan(looked, some);
+    const Outcome out = run(round);
+    result->status = out.status;
+    result->checked_blocks += out.blocks;
+    result->checked_bytes += out.bytes;
+    result->faults += out.faults;
+    if (!out.status.ok() && out.blocks == 0) break;
+    if (out.now.check != 0)
+      for (const BlockFacts& block : round.live) known.push_back({block.serial, out.now});
+    looked += some;
+    round.freed = false;
+  } while (looked < live.size() && !(interrupted && interrupted()));
+
   result->not_checked = std::move(busy);
+  const std::size_t busy_blocks = result->not_checked.size();
   for (const Item& item : quarantine.waiting) result->not_checked.push_back(item.freed.facts);
-  if (!out.status.ok() && out.blocks == 0) {
-    result->not_checked.insert(result->not_checked.end(), live.begin(), live.end());
+  result->not_checked.insert(result->not_checked.end(), live.begin() + static_cast<std::ptrdiff_t>(looked), live.end());
+  if (!result->status.ok() && result->checked_blocks == 0)
     for (const Item& item : quarantine.held()) result->not_checked.push_back(item.freed.facts);
-  }
   const std::lock_guard lock(mutex);
   totals.blocks_not_checked = result->not_checked.size();
+  // What is known of blocks that were not looked at now stays known.
+  const auto keep = [&](const BlockFacts& block) {
+    if (const Good good = good_of(block.serial); good.check != 0) known.push_back({block.serial, good});
+  };
+  for (std::size_t i = 0; i < busy_blocks; ++i) keep(result->not_checked[i]);
+  for (const BlockFacts& block : live.subspan(looked)) keep(block);
+  std::sort(known.begin(), known.end(), [](const LiveGood& a, const LiveGood& b) { return a.serial < b.serial; });
+  live_good = std::move(known);
 }
 
 }  // namespace streampool::debug

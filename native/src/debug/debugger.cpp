@@ -16,8 +16,6 @@ namespace {
 using driver::Range;
 using driver::Status;
 
-// A batch is due after so many freed bytes, too: large blocks are not kept from reuse until many more were freed.
-constexpr Bytes kBatchBytes = 32 * kMiB;
 // Pauses while check() waits for pending work: short at first, then a hundredth of a second.
 constexpr double kFirstPause = 50e-6;
 constexpr double kLongestPause = 10e-3;
@@ -33,6 +31,7 @@ std::uint64_t process_key() {
 
 Options usable(Options options) {
   options.check_every = std::max(options.check_every, 1u);
+  options.check_bytes = std::max<Bytes>(options.check_bytes, 1);
   return options;
 }
 
@@ -40,7 +39,9 @@ Options usable(Options options) {
 
 // -- inside ---------------------------------------------------------------------------------------------------------
 Debugger::Impl::Impl(driver::Driver& driver, Kind memory, Options wanted, Host& pool)
-    : device(driver), kind(memory), options(usable(wanted)), host(pool), guards(wanted), key(process_key()) {}
+    : device(driver), kind(memory), options(usable(wanted)), host(pool), guards(wanted), key(process_key()) {
+  if (options.count_untouched && guards.whole()) usage.emplace();
+}
 
 Debugger::Impl::Turn::Turn(Impl& impl, bool wait) : impl_(impl) {
   std::unique_lock lock(impl_.mutex);
@@ -123,6 +124,7 @@ Status Debugger::on_allocate(const BlockFacts& block) {
 void Debugger::on_free(FreedBlock block) {
   Impl& impl = *impl_;
   const Bytes reserved = block.facts.reserved;
+  const double freed = block.facts.freed_time;
   const std::lock_guard lock(impl.mutex);
   ++impl.totals.blocks_freed;
   ++impl.totals.quarantined_blocks;
@@ -131,14 +133,26 @@ void Debugger::on_free(FreedBlock block) {
   const bool unguarded = std::erase(impl.unguarded, block.facts.address) != 0;
   impl.fresh.push_back({std::move(block), good, unguarded, unguarded});
   impl.freed_bytes_since += reserved;
-  if (++impl.freed_since >= impl.options.check_every || impl.freed_bytes_since >= kBatchBytes) {
+  if (++impl.freed_since >= impl.options.check_every || impl.freed_bytes_since >= impl.options.check_bytes)
     impl.due.store(true, std::memory_order_relaxed);
-  }
+  if (impl.freed_since == 1)
+    impl.next_time.store(std::min(impl.next_time.load(std::memory_order_relaxed), freed + impl.options.check_interval),
+                         std::memory_order_relaxed);
 }
 
-void Debugger::poll() {
-  if (!impl_->due.load(std::memory_order_relaxed)) return;
-  if (const Impl::Turn turn(*impl_, false); turn) impl_->run({});
+void Debugger::poll(double now) {
+  Impl& impl = *impl_;
+  if (!impl.due.load(std::memory_order_relaxed) && now < impl.next_time.load(std::memory_order_relaxed)) return;
+  const Impl::Turn turn(impl, false);
+  if (!turn) return;
+  Impl::Outcome ignored;
+  if (!impl.finish(false, &ignored)) {
+    impl.plan_next();
+    return;
+  }
+  // What a driver does at once is done, what it queues has only begun.
+  if (impl.start({}).ok()) impl.finish(false, &ignored);
+  impl.plan_next();
 }
 
 CheckResult Debugger::check(double timeout, const std::function<bool()>& interrupted) {
@@ -161,15 +175,16 @@ CheckResult Debugger::check(double timeout, const std::function<bool()>& interru
     {
       const Impl::Turn turn(impl, true);
       if (!turn) return result;  // from inside a call of the Host
+      if (Impl::Outcome earlier; impl.finish(true, &earlier)) result.faults += earlier.faults;
       impl.take_in_fresh();
       if (last || impl.dead || impl.not_done() == 0) {
         std::vector<BlockFacts> live, busy;
-        impl.host.pin_live(&live, &busy);
+        impl.host.live_blocks(&live, &busy);
         if (last || impl.dead || busy.empty()) {
-          impl.check_all(live, std::move(busy), &result);
+          impl.check_all(live, std::move(busy), interrupted, &result);
+          impl.plan_next();
           return result;
         }
-        impl.host.unpin_live();
       }
     }
     impl.device.pause(pause);
@@ -183,7 +198,9 @@ Bytes Debugger::give_up(Bytes at_least) {
   Impl::Round round;
   round.ask_all = true;
   round.at_least = at_least;
-  return impl_->run(round).given_back;
+  const Bytes given_back = impl_->run(round).given_back;
+  impl_->plan_next();
+  return given_back;
 }
 
 void Debugger::report(Fault fault) {
@@ -194,6 +211,12 @@ void Debugger::report(Fault fault) {
 std::vector<Fault> Debugger::take_faults() {
   const std::lock_guard lock(impl_->mutex);
   return std::exchange(impl_->faults, {});
+}
+
+std::vector<std::pair<StackId, SiteUsage>> Debugger::usage() const {
+  const std::lock_guard lock(impl_->mutex);
+  if (!impl_->usage) return {};
+  return {impl_->usage->begin(), impl_->usage->end()};
 }
 
 Totals Debugger::totals() const {

@@ -2,10 +2,14 @@
 // whether a block's pending work is done, and where a block goes when it leaves, it asks of its Host.
 //
 // A block's way:   live -> (freed) waiting -> guards verified, body refilled -> held in quarantine -> body verified ->
-// back Invariant: every freed block is in exactly one of `waiting` (its marks are not known to be complete) and `held`.
+// back. Invariant: every freed block is in exactly one of `fresh` (since the last batch), `waiting` (its marks are not
+// known to be complete), the batch under way, and `held`.
 // Thread-safe; its lock is never held across a driver call or a call of the Host. One thread at a time does the
 // checking: poll() returns at once when another is at it, check() and give_up() wait for it. From inside a function of
-// the Host all three do nothing.
+// the Host all three do nothing. Nothing here holds up a free: what is freed while somebody checks stays `fresh`, and
+// its memory goes to nobody before that check is over, so that its guards may be looked at all the same.
+//
+// A batch that poll() starts is a job of the driver's, and is finished by a later call: nobody waits for it.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "../driver/driver.hpp"
@@ -38,11 +43,9 @@ class Host {
   // Facts of the blocks next to an address range, for the report.
   virtual void neighbours(Address begin, Bytes size, std::optional<BlockFacts>* below,
                           std::optional<BlockFacts>* above) = 0;
-  // (Called with nothing pinned.)
-  // Every live block whose pending work is done (`ready`), and how many are left out because theirs is not.
-  // The pool keeps them from being freed under the check by holding them (release with `unpin_live`).
-  virtual void pin_live(std::vector<BlockFacts>* ready, std::vector<BlockFacts>* busy) = 0;
-  virtual void unpin_live() = 0;
+  // Every live block whose pending work is done (`ready`), and those whose is not (`busy`). A block of the list may be
+  // freed at any time, but its memory stays as it is until it is given back.
+  virtual void live_blocks(std::vector<BlockFacts>* ready, std::vector<BlockFacts>* busy) = 0;
 };
 
 struct CheckResult {
@@ -51,6 +54,12 @@ struct CheckResult {
   std::uint64_t faults = 0;             // found by this check
   std::vector<BlockFacts> not_checked;  // pending work, or everything when the driver failed
   driver::Status status;                // why nothing could be checked, when the driver failed
+};
+
+// How much of what one call site allocated was written by the time it was freed.
+struct SiteUsage {
+  std::uint64_t blocks = 0;
+  Bytes bytes = 0, untouched = 0;
 };
 
 struct Totals {
@@ -79,14 +88,15 @@ class Debugger {
 
   // New memory from the driver: filled and awaited before any of it is handed out. No-op unless the whole is filled.
   driver::Status on_new_memory(Address begin, Bytes size);
-  // A block is about to be handed out; its memory is complete. Queues nothing where the pattern is in place already;
+  // A block is about to be handed out, and is in nobody's list yet; its memory is complete. Queues nothing where the pattern is in place already;
   // writes the guards where bodies are filled only at their edges, or not at all. After a failure the block should not
   // be handed out, but freed at once: its guards hold no pattern, and are not judged.
   driver::Status on_allocate(const BlockFacts& block);
   // A live block was freed. Takes it over.
   void on_free(FreedBlock block);
-  // Called after explicit calls, outside all locks: checks a batch when one is due.
-  void poll();
+  // Called after explicit calls, outside all locks: takes in the batch under way if it is done, and starts one when one
+  // is due: by what was freed, or by the time where `now` says it.
+  void poll(double now = 0);
   // Checks everything that can be checked now. `timeout` (seconds) bounds the wait for pending work (Driver::pause);
   // `interrupted` is asked between pauses, and true ends the wait.
   CheckResult check(double timeout, const std::function<bool()>& interrupted = {});
@@ -100,6 +110,8 @@ class Debugger {
   // Faults found since the last call.
   std::vector<Fault> take_faults();
   Totals totals() const;
+  // By the stack that allocated, where `count_untouched` asks for it.
+  std::vector<std::pair<StackId, SiteUsage>> usage() const;
 
  private:
   struct Impl;

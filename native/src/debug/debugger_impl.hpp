@@ -4,32 +4,43 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
+#include <limits>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "debugger.hpp"
 #include "evidence.hpp"
 #include "guards.hpp"
 #include "quarantine.hpp"
+#include "scopes.hpp"
 
 namespace streampool::debug {
+
+// No time comes after it.
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct Debugger::Impl {
   Impl(driver::Driver& driver, Kind memory, Options wanted, Host& pool);
 
   // What one batch is asked to do.
   struct Round {
-    bool ask_all = false;      // ask every waiting block whether its work is done
+    bool fresh = true;         // take in what was freed since the last batch
+    bool freed = true;         // freed blocks take part
+    bool ask_all = false;      // ask every waiting block whether its work is done, and take all that are
     bool verify_held = false;  // verify every held block, not only those that leave
-    Bytes at_least = 0;        // bytes that should leave the quarantine, beyond what its cap drives out
-    const std::vector<BlockFacts>* live = nullptr;  // pinned: their guards are verified, then they are unpinned
-    const std::vector<BlockFacts>* busy = nullptr;  // pinned, not verified: what is known of them stays known
+    Bytes at_least = 0;        // bytes that should leave the quarantine, beyond what its bounds drive out
+    std::span<const BlockFacts> live{};  // their guards are verified
   };
   struct Outcome {
     driver::Status status;
     std::uint64_t blocks = 0, bytes = 0, faults = 0;
     Bytes given_back = 0;
+    Good now;
   };
   // What a batch verifies: ranges, and for each which block and side it stands for.
   struct Watch {
@@ -39,6 +50,17 @@ struct Debugger::Impl {
     Bytes measured = 0;  // of bodies whose untouched bytes are counted
     void add(Side side, driver::Range range);
     std::uint64_t blocks() const;
+  };
+  // A batch that the driver has. Meanwhile `held` of the oldest held blocks and those in `done` stay where they are.
+  struct Batch {
+    std::deque<Item> done;
+    std::size_t held = 0;
+    Round round;
+    Watch watched;
+    driver::PatternJob job;
+    bool started = false;  // the driver has the job
+    double time = 0;  // when it was started, and the moment
+    Moment moment = 0;
   };
 
   // The right to touch what belongs to the working thread, and to call the driver and the Host. False when another
@@ -57,23 +79,29 @@ struct Debugger::Impl {
   };
 
   // -- of the thread whose turn it is (batch.cpp) -------------------------------------------------------------------
-  // Verify, refill, report, hold, give back: each of the first two one driver call over all blocks of the batch. After
-  // a failing call every block is where it was, and what was reported already is not reported again.
+  // Verify, refill; then report, hold, give back. After a failing call every block is where it was, and what was
+  // reported already is not reported again. At most one batch is under way.
+  driver::Status start(const Round& round);
+  bool finish(bool wait, Outcome* out);
   Outcome run(const Round& round);
-  // The last step of check(): everything that can be verified, and a list of what cannot. Unpins.
-  void check_all(const std::vector<BlockFacts>& live, std::vector<BlockFacts> busy, CheckResult* result);
+  // The last step of check(): everything that can be verified, and a list of what cannot.
+  void check_all(std::span<const BlockFacts> live, std::vector<BlockFacts> busy,
+                 const std::function<bool()>& interrupted, CheckResult* result);
   void take_in_fresh();
   std::size_t not_done();
 
   std::deque<Item> take_done(bool all, std::size_t newest);
   void back_to_waiting(std::deque<Item>* items);
   driver::Status failed(driver::Status status);
-  Watch watch(const std::deque<Item>& done, std::size_t held, const std::vector<BlockFacts>* live);
-  Good count_check(const Watch& watched, const std::vector<driver::Mismatch>& mismatches);
-  void remember_live(const std::vector<BlockFacts>& live, const std::vector<BlockFacts>& busy, Good now);
+  Bounds bounds() const;
+  void plan_next();
+  Watch watch(const std::deque<Item>& done, std::size_t held, std::span<const BlockFacts> live);
+  Good count_check(const Batch& batch);
   void publish(std::vector<Fault> found);
+  void give_back(const Item& item, Outcome* out);
   void give_back_oldest(std::size_t most, const Round& round, Outcome* out);
 
+  std::optional<Batch> under_way;
   Quarantine quarantine;
   std::vector<driver::Range> repairs;  // reported, but a fill failed: done before anything else
   std::atomic<bool> dead{false};       // the device or the driver is lost: nothing can be checked any more
@@ -90,6 +118,7 @@ struct Debugger::Impl {
   const Guards guards;
   const std::uint64_t key;
   std::atomic<bool> due{false};
+  std::atomic<double> next_time{kNever};  // when a batch is due without another free
 
   mutable std::mutex mutex;  // guards what stands below
   std::condition_variable idle;
@@ -102,6 +131,7 @@ struct Debugger::Impl {
   std::vector<Fault> faults;
   std::uint64_t kept_faults = 0;
   Totals totals;
+  std::optional<std::unordered_map<StackId, SiteUsage>> usage;  // where untouched bytes are counted
   struct LiveGood {
     std::uint64_t serial;
     Good good;

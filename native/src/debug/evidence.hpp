@@ -15,6 +15,7 @@ namespace streampool::debug {
 struct Good {
   std::uint64_t check = 0;
   double time = 0;
+  std::uint64_t moment = 0;  // of scopes.hpp
 };
 
 // How a block takes part in a check: `live` and `freed` (not refilled yet) by their guards, `held` by all its bytes.

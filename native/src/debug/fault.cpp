@@ -23,6 +23,15 @@ std::string_view fault_meaning(FaultKind kind) {
   return "?";
 }
 
+std::string_view page_guard_word(PageGuard guard) {
+  switch (guard) {
+    case PageGuard::none: return "none";
+    case PageGuard::right: return "right";
+    case PageGuard::left: return "left";
+  }
+  return "?";
+}
+
 std::string_view block_state_word(BlockState state) {
   switch (state) {
     case BlockState::live: return "live";

@@ -25,6 +25,8 @@ using StackId = std::uint32_t;  // an interned call stack; 0: none was taken
   X(interior_free, "a free of an address inside a block, not at its start") \
   X(wrong_pool_free, "a free of a block that belongs to another pool")      \
   X(trampled_record, "the pool's own record of a block was overwritten")    \
+  X(size_mismatch, "a free that names another size than was allocated")     \
+  X(illegal_access, "an access to memory that is not there")                \
   X(race, "two uses of the same bytes that nothing orders")
 
 enum class FaultKind : std::uint8_t {
@@ -39,6 +41,11 @@ std::string_view fault_meaning(FaultKind kind);
 // Where the block stood when the facts were taken.
 enum class BlockState : std::uint8_t { live, released, quarantined, freed };
 std::string_view block_state_word(BlockState state);
+
+// Where a block lies that has pages of its own between unmapped ones: at their end, where a byte beyond it faults, or at
+// their start.
+enum class PageGuard : std::uint8_t { none, right, left };
+std::string_view page_guard_word(PageGuard guard);
 
 // A block as a report describes it. Addresses and sizes in bytes, times in seconds of Driver::now().
 struct BlockFacts {
@@ -56,7 +63,15 @@ struct BlockFacts {
   StackId allocated_at = 0;
   StackId freed_at = 0;
   bool raw = false;  // allocated with allocate_raw: nobody's object owns it
+  PageGuard pages = PageGuard::none;
+  std::uint64_t allocated_moment = 0;  // of scopes.hpp
   std::string tag;
+};
+
+// A block that an illegal access may have been meant for, and what makes it one.
+struct Candidate {
+  BlockFacts block;
+  std::string why;
 };
 
 struct Fault {
@@ -76,6 +91,8 @@ struct Fault {
   std::uint64_t last_good_check = 0;  // running number of the last check that found these bytes whole; 0: none
   std::uint64_t found_by_check = 0;
   double last_good_time = 0;
+  std::vector<std::string> scopes;  // of the program, that were open in the window
+  std::vector<Candidate> candidates;
   std::string note;
 };
 

@@ -12,8 +12,13 @@ struct Options {
   bool fill = false;               // free memory holds the pattern; freed bodies are filled and verified
   Bytes fill_edge_bytes = 0;       // 0: whole bodies; N: only the first and last N bytes of a body
   Bytes quarantine_bytes = 0;      // freed blocks kept back, first in first out; 0: they leave after their check
+  std::uint32_t quarantine_blocks = 0;  // and at most so many; 0: any number
+  double quarantine_age = 0;            // and none longer than so many seconds; 0: for ever
   bool count_untouched = false;    // count the bytes of freed bodies that were never written (whole fill only)
-  std::uint32_t check_every = 64;  // frees between two batches of checks
+  // A batch of checks is due after so many frees, so many freed bytes, or so many seconds.
+  std::uint32_t check_every = 64;
+  Bytes check_bytes = 32 * kMiB;
+  double check_interval = 0.1;
   std::uint32_t max_faults = 100;  // more are counted and not kept
 
   bool enabled() const { return track || guard_bytes != 0 || fill || quarantine_bytes != 0; }

@@ -18,6 +18,17 @@ struct Item {
   bool unguarded = false;        // its guards could not be written: they are not verified, only filled
 };
 
+// What may stay in quarantine.
+struct Bounds {
+  Bytes bytes = 0;
+  std::size_t blocks = 0;    // 0: any number
+  double freed_before = -1;  // what was freed before this has stayed long enough
+
+  bool exceeded(Bytes held_bytes, std::size_t held_blocks, double oldest) const {
+    return held_bytes > bytes || (blocks != 0 && held_blocks > blocks) || oldest < freed_before;
+  }
+};
+
 // Invariant: held_bytes() is the sum of `reserved` over the blocks held.
 class Quarantine {
  public:
@@ -40,18 +51,22 @@ class Quarantine {
     return item;
   }
 
-  // How many of the oldest must leave once `incoming` more bytes are in, so that at most `cap` bytes stay and at least
-  // `at_least` bytes leave. May be more than are held: then incoming ones leave too.
-  std::size_t leaving(Bytes incoming, Bytes cap, Bytes at_least) const {
-    Bytes stay = held_bytes_ + incoming, gone = 0;
+  // How many of the oldest must leave once `incoming` more blocks are in, so that what stays keeps to the bounds and at
+  // least `at_least` bytes leave. May be more than are held: then incoming ones leave too.
+  std::size_t leaving(Bytes incoming_bytes, std::size_t incoming, const Bounds& bounds, Bytes at_least) const {
+    Bytes stay = held_bytes_ + incoming_bytes, gone = 0;
     std::size_t count = 0;
     for (const Item& item : held_) {
-      if (stay <= cap && gone >= at_least) break;
+      const bool exceeded = bounds.exceeded(stay, held_.size() + incoming - count, item.freed.facts.freed_time);
+      if (!exceeded && gone >= at_least) break;
       stay -= item.freed.facts.reserved;
       gone += item.freed.facts.reserved;
       ++count;
     }
     return count;
+  }
+  bool oldest_must_leave(const Bounds& bounds) const {
+    return !held_.empty() && bounds.exceeded(held_bytes_, held_.size(), held_.front().freed.facts.freed_time);
   }
 
  private:

@@ -93,6 +93,18 @@ std::shared_ptr<Driver> open(std::string_view device, OpenError* kind, std::stri
   return nullptr;
 }
 
+void Driver::pattern_start(PatternJob* job) {
+  job->verified = job->verify.empty();
+  if (!job->verified) {
+    job->status = pattern_verify(job->kind, job->verify, job->key, &job->found);
+    if (!job->status.ok()) return;
+    job->verified = true;
+  }
+  if (!job->fill.empty()) job->status = pattern_fill(job->kind, job->fill, job->key);
+}
+
+bool Driver::pattern_finish(PatternJob*, bool) { return true; }
+
 Ending ending() noexcept { return ending_now(); }
 void set_ending(Ending ending) noexcept { g_ending.store(ending, std::memory_order_release); }
 

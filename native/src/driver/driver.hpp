@@ -71,7 +71,7 @@ std::string describe(const Status& status);
   X(stream_is_capturing) X(stream_id) X(stream_owner) X(stream_create) X(stream_destroy) \
   X(stream_wait_event) X(stream_query) X(stream_synchronize) X(event_create) X(event_destroy) X(event_record) \
   X(event_query) X(event_synchronize) X(context_event_record) X(fill) X(copy) X(pattern_fill) \
-  X(pattern_verify) X(launch)
+  X(pattern_verify) X(pattern_finish) X(launch)
 // clang-format on
 
 enum class Call : std::uint8_t {
@@ -133,6 +133,20 @@ struct Mismatch {
   Bytes count = 0;  // how many bytes differ
   std::uint8_t sample_size = 0;
   std::array<std::uint8_t, 64> sample{};
+};
+
+// One batch of the debugger's work, done in this order: ranges are verified, then others are filled. Lives, at one
+// place, from its start until it is finished; what is in it belongs to the driver meanwhile.
+struct PatternJob {
+  Kind kind = Kind::device;
+  std::uint64_t key = 0;
+  std::vector<Range> verify{};
+  std::vector<Range> fill{};
+  // What came of it, once it is finished.
+  Status status{};
+  bool verified = false;  // `found` says everything about `verify`; a failure came after it
+  std::vector<Mismatch> found{};
+  std::uint32_t ticket = 0;  // the driver's own
 };
 
 // One device and its context. Thread-safe. Kept alive by everyone who may still call it, native holders without
@@ -218,6 +232,11 @@ class Driver : public std::enable_shared_from_this<Driver> {
   virtual Status pattern_fill(Kind kind, std::span<const Range> ranges, std::uint64_t key) = 0;
   virtual Status pattern_verify(Kind kind, std::span<const Range> ranges, std::uint64_t key,
                                 std::vector<Mismatch>* out) = 0;
+  // The same as one job. A driver that can queues it and returns at once: then nothing may use what the job touches
+  // until it is finished. `pattern_finish` says whether it is; with `wait` it waits, as long as the two calls above do,
+  // and the answer is yes, if only because the job was called off (not ready).
+  virtual void pattern_start(PatternJob* job);
+  virtual bool pattern_finish(PatternJob* job, bool wait);
 
   // How often each call was made, from whatever side. `calls()[Call::mem_create]`.
   std::array<std::uint64_t, kCallCount> calls() const;

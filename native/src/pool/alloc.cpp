@@ -214,22 +214,21 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     *out = hand_out(request, need, named, found);
     return Errc::ok;
   }
-  driver::Status status;
-  {
-    // A check sees the block only with its guards in place.
-    std::shared_lock gate(live_gate_);
-    *out = hand_out(request, need, named, found);
-    // The memory is complete; guards and edges are written where the pattern is not in place already.
-    status = debugger_->on_allocate(facts_of(*out->record, out->address));
+  // The memory is complete; guards and edges are written where the pattern is not in place already, before anybody who
+  // checks can see the block.
+  debug::BlockFacts place;
+  place.begin = found.begin;
+  place.reserved = found.bytes;
+  place.address = found.begin + need.front;
+  place.size = request.size;
+  const driver::Status status = debugger_->on_allocate(place);
+  *out = hand_out(request, need, named, found);
+  if (!status.ok()) {
+    Failure ignored;
+    free(*out, FreeRequest{}, &ignored);
+    return failure->set(Errc::driver, "the guards of a new block could not be written: " + driver::describe(status));
   }
-  {
-    if (!status.ok()) {
-      Failure ignored;
-      free(*out, FreeRequest{}, &ignored);
-      return failure->set(Errc::driver, "the guards of a new block could not be written: " + driver::describe(status));
-    }
-    debugger_->poll();
-  }
+  debugger_->poll(driver_->now());
   return Errc::ok;
 }
 
@@ -286,6 +285,7 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
     extra.serial = serial_.fetch_add(1, std::memory_order_relaxed) + 1;
     extra.allocated_thread = thread_id();
     extra.allocated_time = now;
+    extra.allocated_moment = debug::now_moment();
     extra.freed_thread = 0;
     extra.freed_time = 0;
     extra.freed_at = 0;

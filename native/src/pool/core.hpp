@@ -174,6 +174,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::optional<debug::BlockFacts> facts(const BlockRef& block);
   std::vector<debug::Fault> take_faults();
   debug::Totals debug_totals() const;
+  std::vector<std::pair<debug::StackId, debug::SiteUsage>> usage() const;
   // Recomputes everything from the ground and compares: empty, or what does not hold. For tests.
   std::string audit();
 
@@ -489,8 +490,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void give_back(void* cookie) override;
   void neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below,
                   std::optional<debug::BlockFacts>* above) override;
-  void pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) override;
-  void unpin_live() override;
+  void live_blocks(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) override;
 
   // What every call looks at first.
   struct alignas(64) Door {
@@ -543,7 +543,6 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   std::unique_ptr<debug::Debugger> debugger_;
   std::atomic<bool> deep_check_{false};  // somebody waits for the debugger's answer
-  std::shared_mutex live_gate_;          // debug mode: held shared by frees, exclusively while live blocks are verified
 
   std::atomic<driver::PoolHandle> driver_pool_{0};
   std::atomic<Heap*> piece_heap_{nullptr};  // of the private stream in whose order the driver's pool works

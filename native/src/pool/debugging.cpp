@@ -13,9 +13,10 @@ using placement::PageMap;
 void Core::mark_streams(double deadline) {
   bool stranded = false;
   streams_.for_each([&](Heap& heap) {
-    heap.stream.lock.lock();
-    heap.check_ticket = heap.stream.take_ticket();
-    heap.stream.lock.unlock();
+    {
+      std::lock_guard lock(heap.stream.lock);
+      heap.check_ticket.store(heap.stream.take_ticket(), std::memory_order_relaxed);
+    }
     stranded = stranded || !heap.stream.lasting || (heap.stream.legacy && !options_.legacy_fences);
   });
   Patience patience{.deadline = deadline};
@@ -31,6 +32,10 @@ void Core::mark_streams(double deadline) {
 
 std::vector<debug::Fault> Core::take_faults() {
   return debugger_ != nullptr ? debugger_->take_faults() : std::vector<debug::Fault>{};
+}
+std::vector<std::pair<debug::StackId, debug::SiteUsage>> Core::usage() const {
+  if (debugger_ == nullptr) return {};
+  return debugger_->usage();
 }
 debug::Totals Core::debug_totals() const { return debugger_ != nullptr ? debugger_->totals() : debug::Totals{}; }
 
@@ -134,23 +139,18 @@ void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts
   if (behind != nullptr) *above = facts_of(behind->record, behind->begin + behind->record.front());
 }
 
-void Core::pin_live(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) {
-  live_gate_.lock();
+// A record that is live keeps what it says as long as the debugger looks: what is freed meanwhile is not handed out.
+void Core::live_blocks(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) {
   for_each_live([&](BlockRecord& record) {
     Heap& heap = *record.home.load(std::memory_order_relaxed);
-    const order::StreamState& home = heap.stream;
-    bool done = home.completed.load(std::memory_order_acquire) >= heap.check_ticket;
+    bool done = heap.checked();
     {
       std::lock_guard extra(extra_lock(&record));
       if (record.extra)
-        for (const order::StreamState* s : record.extra->recorded)
-          done = done && s->completed.load(std::memory_order_acquire) >=
-                             Heap::of(const_cast<order::StreamState*>(s))->check_ticket;
+        for (order::StreamState* s : record.extra->recorded) done = done && Heap::of(s)->checked();
     }
     (done ? ready : busy)->push_back(facts_of(record, address_of(record)));
   });
 }
-
-void Core::unpin_live() { live_gate_.unlock(); }
 
 }  // namespace streampool::pool

@@ -46,6 +46,7 @@ debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
     f.freed_thread = e.freed_thread;
     f.allocated_time = e.allocated_time;
     f.freed_time = e.freed_time;
+    f.allocated_moment = e.allocated_moment;
     f.freed_at = e.freed_at;
     f.tag = e.tag;
   }

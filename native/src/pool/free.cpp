@@ -114,17 +114,12 @@ Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const Fre
   }
   if (const Errc errc = hold(&named, failure); errc != Errc::ok) return errc;
   Heap& by = explicit_free ? *named.heap() : *record.home;
-  std::shared_lock<std::shared_mutex> gate;
-  if (debugger_ != nullptr) gate = std::shared_lock(live_gate_);
-  if (!move_record(record, block.generation, Magic::live, debugger_ != nullptr ? Magic::quarantined : Magic::freed)) {
-    gate = {};
+  if (!move_record(record, block.generation, Magic::live, debugger_ != nullptr ? Magic::quarantined : Magic::freed))
     return not_live(block, record.word.load(std::memory_order_acquire), failure, request.stack);
-  }
   const Bytes gross = gross_of(record);
   Ticket ticket = 0;
   count_free(record);
   finish_free(record, block.address, by, request.stack, &ticket);
-  gate = {};
   if (explicit_free && !by.stream.lasting) {
     std::lock_guard lock(by.stream.lock);
     by.stream.count_unfenced(gross);
@@ -151,7 +146,7 @@ void Core::after_free(Named& named, Heap& by, Bytes gross, Ticket ticket, const 
       fences_.record(other.stream(), other.handle());
   }
   if (work_to_do()) drain();
-  if (debugger_ != nullptr) debugger_->poll();
+  if (debugger_ != nullptr) debugger_->poll(driver_->now());
   if (closed() && bank_->totals().gross == 0) let_go(0);
 }
 
@@ -391,10 +386,7 @@ void Core::drain(bool may_let_go) {
   while (record != nullptr) {
     BlockRecord* next = record->link;
     const std::uint32_t generation = BlockRecord::generation_of(record->word.load(std::memory_order_acquire));
-    const bool debugging = debugger_ != nullptr;
-    std::shared_lock<std::shared_mutex> gate;
-    if (debugging) gate = std::shared_lock(live_gate_);
-    if (record->move(generation, Magic::released, debugging ? Magic::quarantined : Magic::freed)) {
+    if (record->move(generation, Magic::released, debugger_ != nullptr ? Magic::quarantined : Magic::freed)) {
       count_free(*record);
       Ticket ticket = 0;
       Heap& by = *record->home;

@@ -83,7 +83,7 @@ struct alignas(128) Heap {
   // The same, written under the heap's lock alone. Who counted in one may count out in the other: the sum is what
   // counts.
   std::atomic<std::uint32_t> users_inside{0};
-  order::Ticket check_ticket = 0;  // taken by the check() under way
+  std::atomic<order::Ticket> check_ticket{0};  // taken by the last check()
   std::atomic<bool> known{false};  // in the stream table; else spare
   bool own = false;                // a relay stream of the pool itself
 
@@ -96,6 +96,11 @@ struct alignas(128) Heap {
   }
   bool used() const {
     return users.load(std::memory_order_seq_cst) + users_inside.load(std::memory_order_relaxed) != 0;
+  }
+
+  // What was queued on the stream before the last check() is done.
+  bool checked() const {
+    return stream.completed.load(std::memory_order_acquire) >= check_ticket.load(std::memory_order_relaxed);
   }
 
   static Heap* of(order::StreamState* stream) { return reinterpret_cast<Heap*>(stream); }

@@ -50,7 +50,15 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"fill_edge_bytes", OptionType::size, "0", "",
      "fill and verify only this many bytes at each end of a freed block; 0: all"},
     {"quarantine_bytes", OptionType::size, "0", "", "freed blocks kept back and checked when they leave; 0: none"},
-    {"check_every", OptionType::integer, "64", "", "frees between two batches of checks"},
+    {"quarantine_blocks", OptionType::integer, "0", "", "most blocks kept in quarantine; 0: any number"},
+    {"quarantine_age", OptionType::seconds, "0", "", "longest time that a block stays in quarantine; 0: any time"},
+    {"count_untouched", OptionType::boolean, "false", "",
+     "count, for each call site, the bytes of freed blocks that were never written (with fill of whole blocks)"},
+    {"check_every", OptionType::integer, "64", "",
+     "frees between two batches of checks: fewer narrow the window in which a fault happened"},
+    {"check_bytes", OptionType::size, "33554432", "", "freed bytes between two batches of checks, if they come first"},
+    {"check_interval", OptionType::seconds, "0.1", "",
+     "longest time from a free to the batch that checks it, while the pool is called"},
     {"max_faults", OptionType::integer, "100", "", "faults kept in full; more are counted"},
     {"on_fault", OptionType::choice, "report", "report|raise", "what happens when a fault is found"},
     {"leaks", OptionType::choice, "definite", "definite|all|off", "which leak classes count at the end of a run"},
@@ -412,6 +420,11 @@ bool to_options(const OptionMap& given, Options* out, std::string* error) {
   o.debug.fill = flag("fill");
   o.debug.fill_edge_bytes = size("fill_edge_bytes");
   o.debug.quarantine_bytes = size("quarantine_bytes");
+  o.debug.quarantine_blocks = static_cast<std::uint32_t>(number("quarantine_blocks"));
+  o.debug.quarantine_age = seconds("quarantine_age");
+  o.debug.count_untouched = flag("count_untouched");
+  o.debug.check_bytes = size("check_bytes");
+  o.debug.check_interval = seconds("check_interval");
   o.debug.check_every = static_cast<std::uint32_t>(std::max(1, number("check_every")));
   o.debug.max_faults = static_cast<std::uint32_t>(number("max_faults"));
   *out = o;

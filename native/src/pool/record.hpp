@@ -9,6 +9,7 @@
 
 #include "../base/types.hpp"
 #include "../debug/fault.hpp"
+#include "../debug/scopes.hpp"
 #include "../order/stream_state.hpp"
 #include "../placement/extent_map.hpp"
 #include "../placement/page_map.hpp"
@@ -50,6 +51,7 @@ struct BlockExtra {
   std::uint64_t serial = 0;
   std::uint64_t allocated_thread = 0, freed_thread = 0;
   double allocated_time = 0, freed_time = 0;
+  debug::Moment allocated_moment = 0;
   debug::StackId freed_at = 0;
   std::string tag;
 };

@@ -411,13 +411,22 @@ cuda::Result cuEventDestroy(cuda::Event event) {
   return cuda::kSuccess;
 }
 
-cuda::Result cuEventRecord(cuda::Event, cuda::Stream stream) {
+// Events behind launches that have not run yet.
+std::set<cuda::Event>& behind_launches = *new std::set<cuda::Event>;
+
+cuda::Result cuEventRecord(cuda::Event event, cuda::Stream stream) {
   STUB_BEGIN("cuEventRecord", stream);
+  if (!waiting.empty()) behind_launches.insert(event);
   return cuda::kSuccess;
 }
 
-cuda::Result cuEventQuery(cuda::Event) {
+cuda::Result cuEventQuery(cuda::Event event) {
   STUB_BEGIN("cuEventQuery");
+  if (!behind_launches.contains(event)) return cuda::kSuccess;
+  if (stub_state.busy) return cuda::kNotReady;
+  behind_launches.erase(event);
+  for (const Launch& launch : waiting) run(launch);
+  waiting.clear();
   return cuda::kSuccess;
 }
 

@@ -477,4 +477,35 @@ Status CudaDriver::pattern_verify(Kind kind, std::span<const Range> ranges, std:
   });
 }
 
+void CudaDriver::pattern_start(PatternJob* job) {
+  if (job->kind == Kind::pinned) return Driver::pattern_start(job);
+  bool queued = false;
+  // Counted as what it does first.
+  const Call call = job->verify.empty() ? Call::pattern_fill : Call::pattern_verify;
+  const Status status = run(call, true, [&](const Api&) {
+    Result result = kSuccess;
+    queued = patterns_.start_job(job, &result);
+    return result;
+  });
+  if (!status.ok()) {
+    job->status = status;
+    job->verified = false;
+  } else if (!queued) {
+    Driver::pattern_start(job);
+  }
+}
+
+bool CudaDriver::pattern_finish(PatternJob* job, bool wait) {
+  if (job->ticket == 0) return true;
+  bool done = true;
+  const Status status = run(Call::pattern_finish, true, [&](const Api&) {
+    Result result = kSuccess;
+    done = patterns_.finish_job(job, wait, &result);
+    return done ? result : kSuccess;
+  });
+  // A device that is lost has nothing under way any more.
+  if (!status.ok()) job->status = status;
+  return done || !status.ok();
+}
+
 }  // namespace streampool::driver::cuda

@@ -74,6 +74,8 @@ class CudaDriver final : public Driver {
   Status pattern_fill(Kind kind, std::span<const Range> ranges, std::uint64_t key) override;
   Status pattern_verify(Kind kind, std::span<const Range> ranges, std::uint64_t key,
                         std::vector<Mismatch>* out) override;
+  void pattern_start(PatternJob* job) override;
+  bool pattern_finish(PatternJob* job, bool wait) override;
 
  private:
   CudaDriver(const Library& library, int ordinal);

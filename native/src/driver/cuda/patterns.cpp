@@ -16,6 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr unsigned kMaxPieces = 16384;    // of one launch: up to 4 GiB; 1.5 MiB of pinned memory
+constexpr unsigned kMailboxPieces = 8192;  // of one job: up to 2 GiB; 768 KiB of pinned memory
 constexpr double kCallOffSeconds = 0.05;  // more than a block that has already started needs for its piece
 constexpr auto kSpin = std::chrono::microseconds(200);  // most launches are done by then: poll without sleeping
 
@@ -24,9 +25,11 @@ class Cutter {
  public:
   explicit Cutter(std::span<const Range> ranges) : ranges_(ranges) {}
 
-  unsigned next(PatternPiece* pieces) {
+  bool done() const { return range_ >= ranges_.size(); }
+
+  unsigned next(PatternPiece* pieces, unsigned most = kMaxPieces) {
     unsigned count = 0;
-    while (count < kMaxPieces && range_ < ranges_.size()) {
+    while (count < most && range_ < ranges_.size()) {
       const Range& range = ranges_[range_];
       const Bytes left = range.size - done_;
       if (left == 0) {
@@ -97,6 +100,7 @@ Result Patterns::start(Session& session, std::string* error) {
   pieces_ = static_cast<PatternPiece*>(memory);
   if (const Result r = api.cuMemHostGetDevicePointer(&device_pieces_, memory, 0))
     return failed(r, "mapping pinned memory to the device");
+  if (const Result r = make_mailboxes()) return failed(r, "making the mailboxes of the pattern kernels");
   // Kernels are loaded lazily, at their first launch, which may wait for the device: so launch each once, over nothing.
   pieces_[0] = PatternPiece{};
   for (const Function kernel : {fill_, verify_}) {
@@ -106,8 +110,30 @@ Result Patterns::start(Session& session, std::string* error) {
   return kSuccess;
 }
 
+Result Patterns::make_mailboxes() {
+  const Api& api = *session_->api;
+  for (Mailbox& box : mailboxes_) {
+    void* memory = nullptr;
+    if (const Result r =
+            api.cuMemHostAlloc(&memory, kMailboxPieces * sizeof(PatternPiece), kHostAllocPortable | kHostAllocDeviceMap))
+      return r;
+    box.pieces = static_cast<PatternPiece*>(memory);
+    if (const Result r = api.cuMemHostGetDevicePointer(&box.device_pieces, memory, 0)) return r;
+    if (const Result r = api.cuEventCreate(&box.done, kEventDisableTiming)) {
+      box.done = nullptr;
+      return r;
+    }
+  }
+  return kSuccess;
+}
+
 void Patterns::stop() {
   const Api& api = *session_->api;
+  for (Mailbox& box : mailboxes_) {
+    if (box.done) api.cuEventDestroy(box.done);
+    if (box.pieces && box.state == Mailbox::State::free) api.cuMemFreeHost(box.pieces);
+    box = Mailbox{};
+  }
   if (pieces_ && !unfinished_) api.cuMemFreeHost(pieces_);
   if (stream_) api.cuStreamDestroy(stream_);
   if (module_ && !unfinished_) api.cuModuleUnload(module_);
@@ -143,24 +169,93 @@ Result Patterns::run(Function kernel, std::span<const Range> ranges, std::uint64
   return kSuccess;
 }
 
-Result Patterns::launch_and_wait(Function kernel, unsigned count, std::uint64_t key) {
-  DevicePtr pieces = device_pieces_;
+Result Patterns::launch(Function kernel, DevicePtr pieces, unsigned count, std::uint64_t key) {
   unsigned long long kernel_key = key;
   void* parameters[] = {&pieces, &kernel_key};
-  if (const Result r =
-          session_->api->cuLaunchKernel(kernel, count, 1, 1, kPatternThreads, 1, 1, 0, stream_, parameters, nullptr))
-    return r;
+  return session_->api->cuLaunchKernel(kernel, count, 1, 1, kPatternThreads, 1, 1, 0, stream_, parameters, nullptr);
+}
+
+// One that nothing on the stream touches any more, or null.
+Patterns::Mailbox* Patterns::free_mailbox() {
+  for (Mailbox& box : mailboxes_) {
+    if (box.state == Mailbox::State::left && session_->api->cuEventQuery(box.done) == kSuccess)
+      box.state = Mailbox::State::free;
+    if (box.state == Mailbox::State::free) return &box;
+  }
+  return nullptr;
+}
+
+bool Patterns::start_job(PatternJob* job, Result* result) {
+  const std::lock_guard lock(mutex_);
+  *result = kSuccess;
+  if (unfinished_) return false;
+  Mailbox* box = free_mailbox();
+  if (box == nullptr) return false;
+  Cutter verify(job->verify), fill(job->fill);
+  box->verify = verify.next(box->pieces, kMailboxPieces);
+  if (!verify.done()) return false;
+  box->fill = fill.next(box->pieces + box->verify, kMailboxPieces - box->verify);
+  if (!fill.done()) return false;
+  if (box->verify != 0) *result = launch(verify_, box->device_pieces, box->verify, job->key);
+  if (*result == kSuccess && box->fill != 0)
+    *result = launch(fill_, box->device_pieces + box->verify * sizeof(PatternPiece), box->fill, job->key);
+  if (*result == kSuccess) *result = session_->api->cuEventRecord(box->done, stream_);
+  if (*result != kSuccess) {
+    // What was launched may still run: the job is over, its mailbox only when the stream is there.
+    for (unsigned i = 0; i < box->verify + box->fill; ++i)
+      std::atomic_ref<unsigned>(box->pieces[i].size).store(0, std::memory_order_seq_cst);
+    unfinished_ = wait(kCallOffSeconds) != kSuccess;
+    return true;
+  }
+  box->state = Mailbox::State::queued;
+  job->ticket = static_cast<std::uint32_t>(box - mailboxes_.data()) + 1;
+  return true;
+}
+
+bool Patterns::finish_job(PatternJob* job, bool wait, Result* result) {
+  Mailbox& box = mailboxes_[job->ticket - 1];
+  const auto query = [&] { return session_->api->cuEventQuery(box.done); };
+  *result = wait ? wait_for(query, wait_seconds_) : query();
+  if (*result == kNotReady && !wait) return false;
+  const std::lock_guard lock(mutex_);
+  if (*result == kNotReady) {
+    for (unsigned i = 0; i < box.verify + box.fill; ++i)
+      std::atomic_ref<unsigned>(box.pieces[i].size).store(0, std::memory_order_seq_cst);
+    if (wait_for(query, kCallOffSeconds) == kSuccess) {
+      box.state = Mailbox::State::free;
+    } else {
+      box.state = Mailbox::State::left;
+      unfinished_ = true;
+    }
+  } else {
+    box.state = Mailbox::State::free;
+  }
+  job->ticket = 0;
+  if (*result != kSuccess) return true;
+  job->verified = true;
+  for (unsigned i = 0; i < box.verify; ++i)
+    if (box.pieces[i].bad) add_finding(box.pieces[i], &job->found);
+  return true;
+}
+
+Result Patterns::launch_and_wait(Function kernel, unsigned count, std::uint64_t key) {
+  if (const Result r = launch(kernel, device_pieces_, count, key)) return r;
   const Result result = wait(wait_seconds_);
   if (result == kNotReady) call_off(count);
   return result;
 }
 
-// Polls, because a synchronise call could not be ended. `kNotReady` when the time is over.
 Result Patterns::wait(double seconds) {
+  return wait_for([this] { return session_->api->cuStreamQuery(stream_); }, seconds);
+}
+
+// Polls, because a synchronise call could not be ended. `kNotReady` when the time is over.
+template <typename Query>
+Result Patterns::wait_for(Query&& query, double seconds) {
   const auto begin = Clock::now();
   auto nap = std::chrono::microseconds(20);
   while (true) {
-    const Result result = session_->api->cuStreamQuery(stream_);
+    const Result result = query();
     if (result != kNotReady) return result;
     if (ending() != Ending::no) return kDeinitialized;
     const auto waited = Clock::now() - begin;
