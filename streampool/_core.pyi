@@ -186,6 +186,10 @@ def capture_stack(depth: int = 32) -> int:
 def resolve_stack(stack: int) -> list[tuple[str, int, str]]:
     """(file, line, function), innermost first."""
 
+# -- page guards ---------------------------------------------------------------------------------------------------------
+def page_guard_seed() -> int:
+    """What this process draws sides and samples with where no option says it."""
+
 # -- scopes --------------------------------------------------------------------------------------------------------------
 def enter_scope(name: str) -> int:
     """What the program does from here on; gives the number by which it is left. 0: it could not be kept."""

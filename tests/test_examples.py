@@ -103,3 +103,14 @@ def test_a_demo_whose_fault_is_not_found_fails(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["demo", "--device", "sim", "--examples", str(tmp_path)])
     assert done.exit_code == 1
     assert "expected exactly" in done.stderr
+
+
+def test_a_read_behind_a_block_kills_the_program_and_its_records_name_the_block(device: str) -> None:
+    script = EXAMPLES / "page_guards.py"
+    done = python(script, "--device", device)
+    assert done.returncode == 0, done.stderr
+    first, _, records = done.stdout.partition("\n\n")
+    assert first.startswith("the program died: ")
+    assert "2 blocks between unmapped pages may be meant" in records
+    line = line_of(script, 'tag="scores"')
+    assert f"page_guards.py:{line} in the_program" in records

@@ -63,7 +63,7 @@ nb::dict fault_dict(const debug::Fault& f) {
   return d;
 }
 
-nb::dict totals_dict(const debug::Totals& t) {
+nb::dict totals_dict(const debug::Totals& t, const debug::PageGuardTotals& p) {
   nb::dict d;
   d["checks"] = t.checks;
   d["blocks_checked"] = t.blocks_checked;
@@ -75,6 +75,12 @@ nb::dict totals_dict(const debug::Totals& t) {
   d["faults_dropped"] = t.faults_dropped;
   d["freed_bytes"] = t.freed_bytes;
   d["untouched_bytes"] = t.untouched_bytes;
+  d["page_guarded"] = p.guarded;
+  d["page_guarded_live"] = p.live;
+  d["page_guard_bytes"] = p.bytes;
+  d["page_guards_over_cap"] = p.over_cap;
+  d["page_guards_refused"] = p.refused;
+  d["page_guards_covered"] = p.covered;
   return d;
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include "debug/debugger.hpp"
+#include "debug/page_guards.hpp"
 #include "pool/core.hpp"
 
 namespace streampool::python {
@@ -12,7 +13,7 @@ namespace nb = nanobind;
 
 nb::dict facts_dict(const debug::BlockFacts& facts);
 nb::dict fault_dict(const debug::Fault& fault);
-nb::dict totals_dict(const debug::Totals& totals);
+nb::dict totals_dict(const debug::Totals& totals, const debug::PageGuardTotals& pages);
 nb::dict stats_dict(const pool::Stats& stats);
 
 }  // namespace streampool::python

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "gil.hpp"
+#include "support.hpp"
 
 namespace streampool::python {
 namespace {
@@ -19,6 +20,12 @@ void collect_garbage() {
   if (python_is_gone()) return;
   const WithGil gil;
   PyGC_Collect();
+}
+
+std::vector<debug::SourceFrame> resolve_stack(debug::StackId stack) {
+  if (python_is_gone()) return {};
+  const WithGil gil;
+  return frames_of(stack);
 }
 
 }  // namespace
@@ -45,6 +52,7 @@ bool OomCallback::ask(Bytes size) {
 void set_hooks(pool::Hooks& hooks, std::shared_ptr<OomCallback> oom_callback) {
   hooks.interrupted = interrupted;
   hooks.collect_garbage = collect_garbage;
+  hooks.resolve_stack = resolve_stack;
   hooks.out_of_memory = [callback = std::move(oom_callback)](Bytes size) { return callback->ask(size); };
 }
 

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "arguments.hpp"
+#include "debug/page_guards.hpp"
 #include "support.hpp"
 
 namespace streampool::python {
@@ -64,6 +65,7 @@ void bind_options(nb::module_& m) {
     }
     return rows;
   });
+  m.def("page_guard_seed", [] { return debug::PageGuards::seed_of({}); });
   m.def("presets", [] {
     nb::dict out;
     for (const auto& [mode, options] : pool::presets()) {

@@ -258,7 +258,8 @@ void bind_pool(nb::module_& m) {
       .def("debug_totals",
            [](PyPool& p) {
              must_not_be_forked();
-             return totals_dict(unlocked([&] { return p.core->debug_totals(); }));
+             const debug::Totals totals = unlocked([&] { return p.core->debug_totals(); });
+             return totals_dict(totals, p.core->page_guard_totals());
            })
       .def("_usage",
            [](PyPool& p) {

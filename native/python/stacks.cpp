@@ -91,6 +91,25 @@ std::string site_of(debug::StackId stack) try {
   return {};
 }
 
+std::vector<debug::SourceFrame> frames_of(debug::StackId stack) noexcept try {
+  std::vector<debug::SourceFrame> out;
+  if (stack == 0 || stack > table().stacks.size()) return out;
+  const std::vector<Frame> frames = table().stacks[stack - 1];
+  for (const Frame& f : frames) {
+    const auto text = [](PyObject* object) {
+      Py_ssize_t size = 0;
+      const char* words = PyUnicode_AsUTF8AndSize(object, &size);
+      if (words != nullptr) return std::string(words, static_cast<std::size_t>(size));
+      PyErr_Clear();
+      return std::string("?");
+    };
+    out.push_back({text(f.code->co_filename), PyCode_Addr2Line(f.code, f.instruction), text(f.code->co_qualname)});
+  }
+  return out;
+} catch (...) {
+  return {};
+}
+
 void bind_stacks(nb::module_& m) {
   m.def("capture_stack", [](Given<kDepth> depth) { return capture_stack(*depth); }, parameter<kDepth>() = 32);
   m.def(

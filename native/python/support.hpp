@@ -6,8 +6,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "debug/fault.hpp"
+#include "debug/page_guards.hpp"
 #include "driver/driver.hpp"
 #include "gil.hpp"
 #include "pool/core.hpp"
@@ -47,6 +49,8 @@ void bind_stacks(nb::module_& m);
 debug::StackId capture_stack(int depth) noexcept;
 // "file:line in function" of its innermost frame, with the GIL; empty for none.
 std::string site_of(debug::StackId stack);
+// Its frames, innermost first, with the GIL. Never raises: what cannot be said is left out.
+std::vector<debug::SourceFrame> frames_of(debug::StackId stack) noexcept;
 
 // -- the rest: a file each -------------------------------------------------------------------------------------------
 void bind_bench(nb::module_& m);

@@ -14,6 +14,7 @@ import click
 
 import streampool
 from streampool import _core, config
+from streampool._debug_memory import debug_memory
 from streampool._sizes import format_size
 from streampool.errors import DriverNotFoundError, StreamPoolError
 
@@ -83,8 +84,13 @@ def examine() -> dict[str, Any]:
             for o in _core.option_table()
         ],
         "modes": _core.presets(),
+        "debug_memory": {mode: lines for mode in _core.presets() if (lines := _debug_memory(mode))},
         "broken": broken,
     }
+
+
+def _debug_memory(mode: str) -> list[str]:
+    return debug_memory(_core.resolve_options({"mode": mode}, None))
 
 
 def _version(name: str) -> str | None:
@@ -208,6 +214,12 @@ def _print(facts: dict[str, Any]) -> None:
         out.print(f"{name}: {'unknown' if value is None else value} ({_LIMITS[name][1]})", markup=False, soft_wrap=True)
     if facts["environment"][config.ENVIRONMENT]:
         out.print(f"{config.ENVIRONMENT}={facts['environment'][config.ENVIRONMENT]}", markup=False, soft_wrap=True)
+    out.print()
+
+    for mode, lines in facts["debug_memory"].items():
+        out.print(f"memory of mode {mode}, beside the blocks:", markup=False, soft_wrap=True)
+        for line in lines:
+            out.print(f"    {line}", markup=False, soft_wrap=True)
     out.print()
 
     modes = list(facts["modes"])

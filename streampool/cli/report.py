@@ -1,4 +1,4 @@
-"""``streampool report``: a saved report as text or JSON."""
+"""``streampool report``: a saved report as text or JSON, or what records of page guards say."""
 
 from __future__ import annotations
 
@@ -28,10 +28,18 @@ Exit codes: 0 it was printed, 2 wrong use, or a file that is no whole report."""
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 def command(file: Path, form: str, as_json: bool) -> None:
-    """Print the saved report in FILE, as `streampool run --report FILE.json` writes it."""
+    """Print the saved report in FILE, as `streampool run --report FILE.json` writes it.
+
+    FILE may also be the records of page guards, which option page_guard_records names: then the blocks are listed that
+    the access which stopped the device may have been meant for.
+    """
+    from streampool import page_guards
     from streampool.report import Report
 
     text = _read(file)
+    if page_guards.SCHEMA_ID in text.partition("\n")[0] and "schema" in text:
+        _records(file, as_json=as_json or form == "json")
+        return
     try:
         report = Report.from_json(text)
     except json.JSONDecodeError as error:
@@ -39,6 +47,15 @@ def command(file: Path, form: str, as_json: bool) -> None:
     except ValueError as error:
         raise click.UsageError(f"{file} is JSON, but no whole streampool report: {error}") from None
     echo(report.to_json() if as_json or form == "json" else report.to_text())
+
+
+def _records(file: Path, *, as_json: bool) -> None:
+    """Print the records of page guards: the candidates for an access that stopped the device."""
+    from streampool.page_guards import read_records
+
+    if as_json:
+        raise click.UsageError(f"{file} holds records of page guards, one JSON object a line: there is only their text")
+    echo(read_records(file).to_text())
 
 
 def _read(file: Path) -> str:

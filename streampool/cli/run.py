@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,7 @@ def command(
     rules = None if suppressions is None else _rules(suppressions)
     if device is not None:
         _usable(device)
+    _say_page_guards(mode)
     sys.exit(
         _watch.run(
             program,
@@ -109,6 +111,17 @@ def _rules(path: Path) -> Suppressions:
         return Suppressions.read(path)
     except (OSError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--suppressions") from None
+
+
+def _say_page_guards(mode: str | None) -> None:
+    """Say what page guards take where the settings that are known by now ask for them."""
+    from streampool import _core, config
+    from streampool._debug_memory import page_guard_line
+
+    with contextlib.suppress(ValueError):  # bad settings are the first pool's to refuse
+        line = page_guard_line(_core.resolve_options({"mode": mode} if mode else {}, config.from_environment()))
+        if line:
+            click.echo(f"streampool: {line}", err=True)
 
 
 _NOT_USABLE = 2

@@ -163,7 +163,7 @@ Debugger::Impl::Watch Debugger::Impl::watch(const std::deque<Item>& done, std::s
     out.subjects.push_back({&block, Role::freed, item.good});
     out.add(Side::front, guards.front(block));
     out.add(Side::back, guards.back(block));
-    if (!count_untouched) continue;
+    if (!count_untouched || block.pages != PageGuard::none) continue;
     out.add(Side::untouched, {block.address, block.size});
     out.measured += block.size;
   }
@@ -202,7 +202,7 @@ Good Debugger::Impl::count_check(const Batch& batch) {
   if (usage)
     for (std::size_t i = 0; i < watched.subjects.size(); ++i) {
       const Subject& subject = watched.subjects[i];
-      if (subject.role != Role::freed) continue;
+      if (subject.role != Role::freed || subject.block->pages != PageGuard::none) continue;
       SiteUsage& site = (*usage)[subject.block->allocated_at];
       ++site.blocks;
       site.bytes += subject.block->size;

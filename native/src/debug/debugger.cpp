@@ -106,7 +106,7 @@ Status Debugger::on_new_memory(Address begin, Bytes size) {
 }
 
 Status Debugger::on_allocate(const BlockFacts& block) {
-  if (impl_->guards.whole()) return {};
+  if (impl_->guards.whole() && block.pages == PageGuard::none) return {};
   Range ranges[2];
   std::size_t count = 0;
   for (const Range& range : {impl_->guards.front(block), impl_->guards.back(block)}) {

@@ -24,16 +24,22 @@ Bytes Guards::front_bytes(Bytes alignment) const {
 
 driver::Range Guards::front(const BlockFacts& block) const {
   const driver::Range all = between(block.begin, block.address);
-  if (whole()) return all;
-  const Bytes size = std::min(all.size, options_.guard_bytes);
+  if (whole() && block.pages == PageGuard::none) return all;
+  const Bytes most = block.pages == PageGuard::none ? options_.guard_bytes : near_body();
+  const Bytes size = std::min(all.size, most);
   return {block.address - size, size};
 }
 
 driver::Range Guards::back(const BlockFacts& block) const {
   const driver::Range all = between(block.address + block.size, block.begin + block.reserved);
-  if (whole()) return all;
-  if (options_.guard_bytes == 0) return {all.begin, 0};
-  return {all.begin, std::min(all.size, std::max(options_.guard_bytes, kEdgeBackBytes))};
+  if (whole() && block.pages == PageGuard::none) return all;
+  if (options_.guard_bytes == 0 && block.pages == PageGuard::none) return {all.begin, 0};
+  return {all.begin, std::min(all.size, near_body())};
+}
+
+// Of a slack that is written at allocation: none where nothing is checked.
+Bytes Guards::near_body() const {
+  return options_.checks() ? std::max(options_.guard_bytes, kEdgeBackBytes) : 0;
 }
 
 void Guards::body(const BlockFacts& block, std::vector<driver::Range>* out) const {

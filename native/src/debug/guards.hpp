@@ -9,6 +9,7 @@
 //           body is guard, to the byte, and nothing is written when a block is handed out;
 //  * edges  (bodies filled only at their edges, or no fill at all): guards are written when a block is handed out, and
 //           reach guard_bytes before the address and at most kEdgeBackBytes (or guard_bytes, if more) behind the size.
+// A block with pages of its own is watched as in the second regime, and its body is neither filled nor verified.
 #pragma once
 
 #include <vector>
@@ -41,6 +42,7 @@ class Guards {
   void quarantined(const BlockFacts& block, std::vector<driver::Range>* out) const;
 
  private:
+  Bytes near_body() const;
   void body(const BlockFacts& block, std::vector<driver::Range>* out) const;
 
   Options options_;

@@ -2,9 +2,27 @@
 // setting.
 #pragma once
 
+#include <string>
+
 #include "../base/types.hpp"
 
 namespace streampool::debug {
+
+// Which blocks get pages of their own (page_guards.hpp). An access beyond them ends the device's context.
+struct PageGuardOptions {
+  enum class Which : std::uint8_t { off, sampled, all } which = Which::off;
+  enum class Side : std::uint8_t { random, right, left } side = Side::random;
+  Bytes sample_bytes = 64 * kMiB;  // sampled: one block in so many bytes on average
+  Bytes smallest = 0;              // only blocks of at least so many bytes,
+  Bytes largest = 0;               // and at most so many; 0: of any size
+  std::string sites;               // a glob on function, file or tag; empty: everywhere
+  Bytes cap = 4 * kGiB;            // behind such blocks; further ones get guard bytes
+  std::uint32_t kept = 4096;       // revoked blocks whose addresses nobody else gets
+  std::uint64_t seed = 0;          // of sides and samples; 0: chosen
+  std::string records;             // a file that outlives the process; empty: none
+
+  bool on() const { return which != Which::off; }
+};
 
 struct Options {
   bool track = false;              // keep serial, thread, time and stack of every block
@@ -20,8 +38,9 @@ struct Options {
   Bytes check_bytes = 32 * kMiB;
   double check_interval = 0.1;
   std::uint32_t max_faults = 100;  // more are counted and not kept
+  PageGuardOptions pages;
 
-  bool enabled() const { return track || guard_bytes != 0 || fill || quarantine_bytes != 0; }
+  bool enabled() const { return track || guard_bytes != 0 || fill || quarantine_bytes != 0 || pages.on(); }
   bool checks() const { return guard_bytes != 0 || fill; }
 };
 

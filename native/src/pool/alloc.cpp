@@ -200,11 +200,15 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
   errc = hold(&named, failure);
   if (errc != Errc::ok) return errc;
   Found found;
-  if (!find_own(named, need, &found)) {
+  if (page_guards_ != nullptr) note_named(*named.heap());
+  if (take_guarded(named, request, &need, &found)) {
+    count_path(found.path);
+  } else if (!find_own(named, need, &found)) {
     errc = climb(named, need, request, &found, failure);
     if (errc != Errc::ok) {
       // The next sample was counted from behind a block that there is not.
       draw_sample(counters().allocated_bytes.load(std::memory_order_relaxed));
+      if (failure->lost || lost_.load()) dissect(failure->cause);
       return errc;
     }
   } else if (found.path != Path::own) {
@@ -221,8 +225,11 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
   place.reserved = found.bytes;
   place.address = found.begin + need.front;
   place.size = request.size;
+  place.pages = found.pages;
   const driver::Status status = debugger_->on_allocate(place);
   *out = hand_out(request, need, named, found);
+  if (found.pages != debug::PageGuard::none && guard_records_.is_open())
+    guard_records_.allocated(facts_of(*out->record, out->address), hooks_.resolve_stack);
   if (!status.ok()) {
     Failure ignored;
     free(*out, FreeRequest{}, &ignored);
@@ -277,7 +284,7 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   const bool slot = PageMap::Entry{record.container}.tag() == PageMap::Tag::slab;
   const bool away = !slot || static_cast<Slab*>(PageMap::Entry{record.container}.pointer())->heap != home;
   if (away && !found.counted) home->users.fetch_add(1, std::memory_order_relaxed);
-  const bool described = options_.debug.track || !request.tag.empty();
+  const bool described = options_.debug.track || page_guards_ != nullptr || !request.tag.empty();
   if (described) {
     const double now = driver_->now();
     std::lock_guard lock(extra_lock(&record));

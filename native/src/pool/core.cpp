@@ -134,6 +134,7 @@ Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, 
   door_.uid = g_next_uid.fetch_add(1);
   debug::Host& host = *this;
   ordinary_ = !options_.debug.enabled() && !options_.debug.track && !host_visible(kind_);
+  make_page_guards();
   if (options_.debug.enabled()) debugger_ = std::make_unique<debug::Debugger>(*driver_, kind_, options_.debug, host);
 }
 
@@ -152,6 +153,7 @@ std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind 
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, on_fork); });
   reap();
   std::shared_ptr<Core> core(new Core(std::move(driver), kind, std::move(name), options), bury);
+  if (core->open_guard_records(failure) != Errc::ok) return nullptr;
   {
     std::lock_guard lock(registry().mutex);
     std::erase_if(registry().pools, [](const auto& p) { return p.expired(); });
@@ -219,6 +221,7 @@ void Core::reap() {
 Core::~Core() {
   const bool ending = driver::ending() != driver::Ending::no;
   if (!ending) {
+    free_guarded();
     if (source_ == SegmentSource::vmm) {
       give_back_mapped(0, false);
     } else {
@@ -310,6 +313,7 @@ TrimResult Core::trim(Bytes keep) {
   TrimResult result;
   if (driver::ending() != driver::Ending::no) return result;
   settled();  // takes in all that is complete, the quarantine too
+  revoke_again();
   result.released = give_back_idle(keep, options_.wait_timeout);
   const Stats now = stats();
   result.reserved = now.reserved;

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,6 +25,8 @@
 #include <vector>
 
 #include "../debug/debugger.hpp"
+#include "../debug/guard_records.hpp"
+#include "../debug/page_guards.hpp"
 #include "../driver/driver.hpp"
 #include "../observe/counters.hpp"
 #include "../observe/sampler.hpp"
@@ -118,6 +121,7 @@ struct Hooks {
   std::function<bool()> interrupted;         // polled in waits: true ends the wait (Ctrl-C)
   std::function<void()> collect_garbage;     // before an out-of-memory error
   std::function<bool(Bytes)> out_of_memory;  // true: something was freed, try again
+  debug::ResolveStack resolve_stack;         // in words; empty where nothing is known
 };
 
 struct ThreadCache;
@@ -174,6 +178,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::optional<debug::BlockFacts> facts(const BlockRef& block);
   std::vector<debug::Fault> take_faults();
   debug::Totals debug_totals() const;
+  debug::PageGuardTotals page_guard_totals() const {
+    return page_guards_ != nullptr ? page_guards_->totals() : debug::PageGuardTotals{};
+  }
   std::vector<std::pair<debug::StackId, debug::SiteUsage>> usage() const;
   // Recomputes everything from the ground and compares: empty, or what does not hold. For tests.
   std::string audit();
@@ -216,6 +223,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     Path path = Path::own;
     bool counted = false;    // its home counts it as a user already
     bool has_extra = false;  // something is written down in its record's extra
+    debug::PageGuard pages = debug::PageGuard::none;
   };
 
   // What an allocation, or a reservation, needs of new memory.
@@ -458,6 +466,20 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void close_driver_pool();
   void drop_own_stream(Heap* heap);
 
+  // guarded.cpp
+  void make_page_guards();
+  Errc open_guard_records(Failure* failure);
+  bool take_guarded(Named& named, const AllocRequest& request, Need* need, Found* found);
+  void revoke(LargeBlock* block);
+  void revoke_again();
+  void drop_revoked(std::size_t keep);
+  void free_guarded();
+  LargeBlock* guarded_at(Address address) const;
+  void note_named(Heap& heap);
+  void record_freed(LargeBlock& block, const debug::BlockFacts& facts, const Held& held);
+  void record_idle();
+  void dissect(const driver::Status& status);
+
   void let_go(double timeout);
   bool settled();
   static void bury(Core* core);
@@ -543,6 +565,12 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   std::unique_ptr<debug::Debugger> debugger_;
   std::atomic<bool> deep_check_{false};  // somebody waits for the debugger's answer
+  std::unique_ptr<debug::PageGuards> page_guards_;
+  debug::GuardRecords guard_records_;
+  std::map<Address, LargeBlock*> guarded_;  // under the extent lock: blocks with pages of their own, by their range
+  std::deque<LargeBlock*> revoked_;         // of them, oldest first
+  std::vector<LargeBlock*> unrevoked_;      // freed, but the driver would not unmap them: tried again
+  std::atomic<bool> dissected_{false};
 
   std::atomic<driver::PoolHandle> driver_pool_{0};
   std::atomic<Heap*> piece_heap_{nullptr};  // of the private stream in whose order the driver's pool works

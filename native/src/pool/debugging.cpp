@@ -50,6 +50,7 @@ CheckReport Core::check(double timeout) {
   const driver::Status alive = driver_->mem_info(&free_bytes, &total_bytes);
   if (alive.code == driver::Code::lost) {
     lost_.store(true, std::memory_order_release);
+    dissect(alive);
     report.errc = Errc::driver;
     report.text =
         "device " + std::string(driver_->name()) + " is lost (" + driver::describe(alive) + "): the memory of pool '" +
@@ -66,6 +67,7 @@ CheckReport Core::check(double timeout) {
     report.result = debugger_->check(std::max(0.0, deadline - driver_->now()), hooks_.interrupted);
   }
   deep_check_.store(false);
+  record_idle();
   if (options_.release_threshold != 0) {
     poll_all(true);
     retire_idle();
@@ -99,7 +101,11 @@ void Core::give_back(void* cookie) {
   }
   const std::uint32_t generation = BlockRecord::generation_of(record.word.load(std::memory_order_acquire));
   record.move(generation, Magic::quarantined, Magic::freed);
-  settle(&record, {});
+  if (PageMap::Entry{record.container}.tag() == PageMap::Tag::large &&
+      LargeBlock::of(record)->side.load(std::memory_order_relaxed) != debug::PageGuard::none)
+    revoke(LargeBlock::of(record));
+  else
+    settle(&record, {});
 }
 
 void Core::neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below,

@@ -54,8 +54,13 @@ Errc Core::hold_on(const BlockRef& block, order::StreamState* stream, order::Mar
         word = record.word.load(std::memory_order_acquire);
         if (word == live) record.origin.fetch_or(BlockRecord::pack_origin(0, kHasExtra, 0), std::memory_order_relaxed);
         return word == live;
-      }))
+      })) {
+    if (stream != nullptr && page_guards_ != nullptr) {
+      note_named(*Heap::of(stream));
+      if (add && guard_records_.is_open()) guard_records_.used_on(extra.serial, stream->id.load());
+    }
     return Errc::ok;
+  }
   // Freed meanwhile. Nothing of this may be left for the memory's next owner.
   if (add && record.extra && std::erase(record.extra->recorded, stream) != 0)
     Heap::of(stream)->users.fetch_sub(1, std::memory_order_release);

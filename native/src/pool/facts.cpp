@@ -20,7 +20,13 @@ Bytes Core::gross_of(const BlockRecord& record) const {
 }
 
 Bytes Core::guards_of(const BlockRecord& record) const {
-  return debugger_ == nullptr ? 0 : record.front() + debugger_->back_bytes();
+  if (debugger_ == nullptr) return 0;
+  const PageMap::Entry container{record.container};
+  if (page_guards_ != nullptr && container.tag() == PageMap::Tag::large) {
+    const LargeBlock* block = static_cast<LargeBlock*>(container.pointer());
+    if (block->side.load(std::memory_order_relaxed) != debug::PageGuard::none) return block->bytes - record.size;
+  }
+  return record.front() + debugger_->back_bytes();
 }
 
 debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
@@ -38,6 +44,8 @@ debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
   f.stream = home != nullptr ? home->stream.id.load(std::memory_order_relaxed) : 0;
   f.allocated_at = record.stack();
   f.raw = (record.flags() & kRawBlock) != 0;
+  if (PageMap::Entry{record.container}.tag() == PageMap::Tag::large)
+    f.pages = LargeBlock::of(record)->side.load(std::memory_order_relaxed);
   std::lock_guard lock(extra_lock(&record));
   if (record.extra) {
     const BlockExtra& e = *record.extra;

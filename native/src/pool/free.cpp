@@ -83,6 +83,7 @@ Errc Core::name_for_free(const FreeRequest& request, Named* out, Failure* failur
   if (errc == Errc::ok || !failure->lost) return errc;
   // A free on a lost device is harmless (R22): the block is given up without its stream.
   lost_.store(true, std::memory_order_release);
+  dissect(failure->cause);
   *failure = {};
   return Errc::ok;
 }
@@ -169,8 +170,10 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::St
     extra.freed_time = now;
     extra.marks = std::move(marks);
   }
+  debug::BlockFacts facts = facts_of(record, address);
+  if (facts.pages != debug::PageGuard::none) record_freed(*LargeBlock::of(record), facts, held);
   let_go_of(held);
-  debugger_->on_free({&record, facts_of(record, address)});
+  debugger_->on_free({&record, std::move(facts)});
 }
 
 Core::Held Core::take_held(BlockRecord& record) {

@@ -84,6 +84,8 @@ struct alignas(128) Heap {
   // counts.
   std::atomic<std::uint32_t> users_inside{0};
   std::atomic<order::Ticket> check_ticket{0};  // taken by the last check()
+  // With page guards: tickets issued when a call last named the stream, after which work may have been queued.
+  std::atomic<order::Ticket> named_ticket{0};
   std::atomic<bool> known{false};  // in the stream table; else spare
   bool own = false;                // a relay stream of the pool itself
 
@@ -101,6 +103,12 @@ struct alignas(128) Heap {
   // What was queued on the stream before the last check() is done.
   bool checked() const {
     return stream.completed.load(std::memory_order_acquire) >= check_ticket.load(std::memory_order_relaxed);
+  }
+
+  // As far as is known no work is under way: everything before a ticket that is younger than the last call is done.
+  bool drained() const {
+    return stream.idle() && stream.completed.load(std::memory_order_acquire) >
+                                named_ticket.load(std::memory_order_relaxed);
   }
 
   static Heap* of(order::StreamState* stream) { return reinterpret_cast<Heap*>(stream); }

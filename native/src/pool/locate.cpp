@@ -28,6 +28,11 @@ LargeBlock* Core::covering(Address address, bool* in_pool) {
   constexpr Bytes kPage = Bytes{1} << PageMap::kPageBits;
   for (const auto& other : all()) {
     std::lock_guard lock(other->extent_lock_);
+    if (LargeBlock* block = other->guarded_at(address)) {
+      *in_pool = true;
+      const bool held = block->record.is(Magic::live) || block->record.is(Magic::released);
+      return held && address >= block->begin && address < block->begin + block->bytes ? block : nullptr;
+    }
     const placement::Range* range = other->extents_.range_of(address);
     if (range == nullptr) continue;
     *in_pool = true;

@@ -59,6 +59,25 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"check_bytes", OptionType::size, "33554432", "", "freed bytes between two batches of checks, if they come first"},
     {"check_interval", OptionType::seconds, "0.1", "",
      "longest time from a free to the batch that checks it, while the pool is called"},
+    {"page_guards", OptionType::choice, "off", "off|sampled|all",
+     "device memory: blocks get pages of their own between unmapped ones, so that an access beyond them or after their "
+     "free stops the device and ends its context; each takes whole pages (2 MiB)"},
+    {"page_guard_sample", OptionType::size, "67108864", "",
+     "page_guards=sampled: one block in so many bytes, on average, so large blocks more often"},
+    {"page_guard_min", OptionType::size, "0", "", "only blocks of at least so many bytes get pages of their own"},
+    {"page_guard_max", OptionType::size, "0", "", "only blocks of at most so many bytes do; 0: of any size"},
+    {"page_guard_sites", OptionType::text, "", "",
+     "only blocks do whose tag, or a frame of whose stack (function, file, file:line), fits this glob; empty: all"},
+    {"page_guard_side", OptionType::choice, "random", "random|right|left",
+     "where a block lies in its pages: at their end, so that a byte behind it faults, or at their start"},
+    {"page_guard_cap", OptionType::size, "4294967296", "",
+     "most bytes behind blocks with pages of their own, and never more than half of the limit or of the device's memory; "
+     "further blocks get guard bytes, and are counted"},
+    {"page_guard_kept", OptionType::integer, "4096", "",
+     "freed blocks whose addresses stay unmapped, so that an access after the free faults"},
+    {"page_guard_seed", OptionType::integer, "0", "", "what sides and samples are drawn with; 0: chosen, and reported"},
+    {"page_guard_records", OptionType::text, "", "",
+     "a file for the records of such blocks, which outlives the process; empty: none"},
     {"max_faults", OptionType::integer, "100", "", "faults kept in full; more are counted"},
     {"on_fault", OptionType::choice, "report", "report|raise", "what happens when a fault is found"},
     {"leaks", OptionType::choice, "definite", "definite|all|off", "which leak classes count at the end of a run"},
@@ -241,7 +260,9 @@ const std::map<std::string, OptionMap, std::less<>>& presets() {
         {"guard_bytes", "4096"},
         {"fill", "true"},
         {"quarantine_bytes", std::to_string(kGiB)},
-        {"check_every", "1"}}},
+        {"check_every", "1"},
+        {"count_untouched", "true"},
+        {"page_guards", "all"}}},
   };
   return table;
 }
@@ -426,6 +447,23 @@ bool to_options(const OptionMap& given, Options* out, std::string* error) {
   o.debug.check_bytes = size("check_bytes");
   o.debug.check_interval = seconds("check_interval");
   o.debug.check_every = static_cast<std::uint32_t>(std::max(1, number("check_every")));
+  debug::PageGuardOptions& pages = o.debug.pages;
+  using Which = debug::PageGuardOptions::Which;
+  using Side = debug::PageGuardOptions::Side;
+  pages.which = map["page_guards"] == "all"       ? Which::all
+                : map["page_guards"] == "sampled" ? Which::sampled
+                                                  : Which::off;
+  pages.side = map["page_guard_side"] == "right"  ? Side::right
+               : map["page_guard_side"] == "left" ? Side::left
+                                                  : Side::random;
+  pages.sample_bytes = std::max<Bytes>(1, size("page_guard_sample"));
+  pages.smallest = size("page_guard_min");
+  pages.largest = size("page_guard_max");
+  pages.sites = map["page_guard_sites"];
+  pages.cap = size("page_guard_cap");
+  pages.kept = static_cast<std::uint32_t>(number("page_guard_kept"));
+  pages.seed = static_cast<std::uint64_t>(number("page_guard_seed"));
+  pages.records = map["page_guard_records"];
   o.debug.max_faults = static_cast<std::uint32_t>(number("max_faults"));
   *out = o;
   return true;

@@ -133,7 +133,25 @@ struct alignas(128) Slab {
   unsigned number_of(const BlockRecord* record) const { return static_cast<unsigned>(record - records.get()); }
 };
 
-// A block above the largest class: one extent. Late frees look at what is atomic before they know whether it is still
+// A stream that a block was used on, by the id it had then.
+struct UsedStream {
+  order::StreamState* stream = nullptr;
+  std::uint64_t id = 0;
+};
+
+// Pages of one block's own, in a range of addresses that begins and ends with an unmapped one (guarded.cpp). What is
+// not the block's alone is guarded by the core's extent lock.
+struct GuardedPages {
+  debug::PageGuard side = debug::PageGuard::none;
+  Address range = 0;
+  Bytes range_bytes = 0;
+  driver::MemoryHandle handle = 0;
+  Bytes mapped = 0;              // 0: revoked
+  debug::BlockFacts last;        // once it was freed
+  std::vector<UsedStream> used;  // by then
+};
+
+// A block above the largest class, one extent; or one with pages of its own, of any size, and no extent. Late frees look at what is atomic before they know whether it is still
 // theirs.
 struct alignas(128) LargeBlock {  // as Heap: blocks of two threads share no pair of cache lines
   BlockRecord record;
@@ -142,6 +160,8 @@ struct alignas(128) LargeBlock {  // as Heap: blocks of two threads share no pai
   std::atomic<Address> begin{0};
   std::atomic<Bytes> bytes{0};
   std::atomic<Address> page{0};  // the address whose page map entry points here
+  std::atomic<debug::PageGuard> side{debug::PageGuard::none};
+  std::unique_ptr<GuardedPages> pages;  // where side is one
 
   static LargeBlock* of(const BlockRecord& record) {
     return static_cast<LargeBlock*>(placement::PageMap::Entry{record.container}.pointer());

@@ -45,6 +45,7 @@ Stats Core::stats() {
     s.segments = segments_.size();
     s.extents = extents_.extent_count();
     for (const auto& segment : segments_) s.handles += segment->mapped ? segment->handles.size() : 1;
+    s.handles += guarded_.size() - revoked_.size();
   }
   s.source = source_;
   s.handles_moved = handles_moved_.load(std::memory_order_relaxed);
@@ -87,6 +88,10 @@ std::string Core::audit() {
     const std::string broken = extents_.validate();
     if (!broken.empty()) return "not so: " + broken;
     for (const Segment::Handle& orphan : orphans_) orphaned += orphan.bytes;
+    for (const auto& [begin, block] : guarded_) {
+      mapped += block->pages->mapped;
+      taken += block->pages->mapped;
+    }
     for (const auto& segment : segments_) {
       if (!segment->mapped) mapped += segment->range->size;
       for (const auto& [begin, handle] : segment->handles) mapped += handle.bytes;

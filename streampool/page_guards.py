@@ -1,0 +1,182 @@
+"""The records of blocks with page guards, read back when the process that wrote them is gone.
+
+>>> post_mortem = read_records("guards.jsonl")
+>>> print(post_mortem.to_text())
+
+The native core writes the file (option ``page_guard_records``, native/src/debug/guard_records.hpp). Which blocks are
+candidates is decided as the core decides it while it lives (native/src/pool/guarded.cpp).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from streampool.faults import BlockFacts, BlockState, Candidate, Frame, byte_count, user_frames
+
+__all__ = ["SCHEMA_ID", "PostMortem", "read_records"]
+
+SCHEMA_ID = "urn:streampool:page-guards:1"
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PostMortem:
+    """What the records say of a process that is gone.
+
+    Attributes
+    ----------
+    pid, pool, device
+        Whose records they are.
+    seed
+        With what sides and samples were drawn: ``page_guard_seed`` of the same program gives the same.
+    error
+        The device's error, where the pool came to note it.
+    candidates
+        Blocks that an access may have been meant for, the one that was used last first.
+    left_out
+        How many more had been used only on streams that were idle when they were looked at last.
+    """
+
+    pid: int
+    pool: str
+    device: str
+    seed: int
+    error: str = ""
+    candidates: tuple[Candidate, ...] = ()
+    left_out: int = 0
+
+    def to_text(self) -> str:
+        """Give the text that a person reads."""
+        lines = [
+            f"pool '{self.pool}' on {self.device}, process {self.pid}, page_guard_seed={self.seed}",
+            f"the device was lost: {self.error}" if self.error else "the pool noted no lost device",
+        ]
+        left_out = f"; {self.left_out:,} more are left out: all their streams were idle" if self.left_out else ""
+        lines.append(f"{len(self.candidates):,} blocks between unmapped pages may be meant{left_out}")
+        for candidate in self.candidates[:_SHOWN]:
+            block = candidate.block
+            name = f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}"
+            lines += ["", name + (f", tag '{block.tag}'" if block.tag else ""), f"    {candidate.why}"]
+            lines += [f"    allocated at {frame}" for frame in block.allocated_at[:3]]
+            lines += [f"    freed at {frame}" for frame in block.freed_at[:3]]
+        if len(self.candidates) > _SHOWN:
+            lines += ["", f"and {len(self.candidates) - _SHOWN:,} more"]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Block:
+    facts: BlockFacts
+    streams: dict[int, None] = field(default_factory=dict)
+    revoked: bool = False
+
+    def candidate(self, idle: Mapping[int, bool]) -> Candidate:
+        facts = self.facts
+        if self.revoked:
+            why = "freed, and its pages revoked: any access faults"
+        else:
+            right = facts.pages == "right"
+            slack = facts.begin + facts.reserved - facts.end if right else facts.address - facts.begin
+            state = "live" if facts.state is BlockState.LIVE else "freed, not revoked yet"
+            why = f"{state}: an access {slack} bytes or more {'behind its end' if right else 'before its start'} faults"
+        names = ", ".join(f"{stream} (idle)" if idle.get(stream) else str(stream) for stream in self.streams)
+        return Candidate(facts, f"{why}; used on stream{'' if len(self.streams) == 1 else 's'} {names}")
+
+
+def read_records(path: str | Path) -> PostMortem:
+    """Read the records that a process left behind.
+
+    Parameters
+    ----------
+    path
+        The file that ``page_guard_records`` named. A last line that was cut is left out.
+
+    Raises
+    ------
+    ValueError
+        It is no such file.
+    OSError
+        It cannot be read.
+    """
+    lines = Path(path).read_bytes().decode(errors="replace").split("\n")
+    try:
+        head = json.loads(lines[0])
+        known = isinstance(head, dict) and head.get("schema") == SCHEMA_ID
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError(f"{path} holds no records of page guards: its first line names no schema {SCHEMA_ID}")
+
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    blocks: dict[int, _Block] = {}
+    idle: dict[int, bool] = {}
+    error = ""
+    for line in lines[1:]:
+        try:
+            event: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue  # cut, or no whole line
+        block = blocks.get(event.get("serial", -1))
+        match event["event"]:
+            case "stack":
+                stacks[event["stack"]] = user_frames(Frame(**frame) for frame in event["frames"])
+            case "allocated":
+                blocks[event["serial"]] = _Block(_facts(event, stacks), {event["stream"]: None})
+                idle[event["stream"]] = False
+            case "used_on" if block is not None:
+                block.streams[event["stream"]] = None
+                idle[event["stream"]] = False
+            case "freed" if block is not None:
+                freed_at = stacks.get(event["stack"], ())
+                block.facts = replace(
+                    block.facts,
+                    state=BlockState.FREED,
+                    freed_at=freed_at,
+                    freed_time=event["time"],
+                    freed_thread=event["thread"],
+                )
+            case "revoked" if block is not None:
+                block.revoked = True
+            case "dropped":
+                blocks.pop(event["serial"], None)
+            case "named":
+                idle[event["stream"]] = False
+            case "idle":
+                idle[event["stream"]] = True
+            case "lost":
+                error = event["error"]
+    busy = [block for block in blocks.values() if not all(idle.get(stream) for stream in block.streams)]
+    chosen = busy or list(blocks.values())
+    chosen.sort(key=lambda b: (max(b.facts.freed_time, b.facts.allocated_time), b.facts.serial), reverse=True)
+    return PostMortem(
+        pid=head["pid"],
+        pool=head["pool"],
+        device=head["device"],
+        seed=head["seed"],
+        error=error,
+        candidates=tuple(block.candidate(idle) for block in chosen),
+        left_out=len(blocks) - len(chosen),
+    )
+
+
+def _facts(event: Mapping[str, Any], stacks: Mapping[int, tuple[Frame, ...]]) -> BlockFacts:
+    return BlockFacts(
+        serial=event["serial"],
+        state=BlockState.LIVE,
+        address=event["address"],
+        size=event["size"],
+        begin=event["begin"],
+        reserved=event["reserved"],
+        stream=event["stream"],
+        allocated_thread=event["thread"],
+        allocated_time=event["time"],
+        allocated_at=stacks.get(event["stack"], ()),
+        raw=event["raw"],
+        tag=event["tag"],
+        pages=event["pages"],
+    )

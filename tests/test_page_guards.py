@@ -1,0 +1,511 @@
+"""Blocks with pages of their own: an access beyond them, or after their free, stops the device; the records say whose."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scene import KIB, MIB, Scene, scene
+
+import streampool as sp
+from streampool.faults import BlockState, Fault, FaultKind
+from streampool.page_guards import read_records
+from streampool.report import Report
+
+SIZES = [1, 255, 256, 257, 1013, 4 * KIB, 4 * KIB + 1, 2 * MIB, 3 * MIB]
+
+
+@pytest.fixture
+def sc() -> Iterator[Scene]:
+    with scene() as made:
+        yield made
+
+
+def guarded_pool(sc: Scene, **options: Any) -> sp.Pool:
+    settings = {"page_guards": "all", "check_every": 1, "page_guard_side": "right", **options}
+    return sc.pool(mode=settings.pop("mode", "debug"), **settings)
+
+
+def use(stream: Any, address: int, size: int = 1, *, write: bool = False) -> None:
+    """Queue work that touches some bytes, and wait for the device to run or to stop."""
+    ranges = [(address, size)]
+    stream.launch(writes=ranges) if write else stream.launch(reads=ranges)
+    sp.sim.settle()
+
+
+def is_lost(sc: Scene) -> bool:
+    try:
+        sc.device.create_stream().close()
+    except sp.DriverError:
+        return True
+    return False
+
+
+def the_fault(pool: sp.Pool) -> Fault:
+    """Notice the lost device, and give the one fault that says whose access it was."""
+    with pytest.raises(sp.DriverError, match="is lost"):
+        pool.check()
+    (fault,) = (fault for fault in pool.faults() if fault.kind is FaultKind.ILLEGAL_ACCESS)
+    with pytest.raises(sp.DriverError):
+        pool.check()
+    assert pool.faults() == []  # said once
+    return fault
+
+
+# -- where an access faults -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+@pytest.mark.parametrize("size", SIZES)
+def test_an_access_behind_the_end_or_before_the_start_faults_on_the_guarded_side(
+    sc: Scene, size: int, write: bool
+) -> None:
+    for side in ("right", "left"):
+        with scene() as one:
+            pool = guarded_pool(one, page_guard_side=side)
+            stream = one.stream(pool)
+            others = [pool.allocate(size, stream=stream) for _ in range(2)]
+            block = pool.allocate(size, stream=stream)
+            facts = block.facts()
+            assert facts["pages"] == side
+            use(stream, block.handle, size, write=write)
+            assert not is_lost(one)
+            slack = facts["begin"] + facts["reserved"] - block.handle - size if side == "right" else 0
+            assert slack < 256
+            use(stream, block.handle + size + slack if side == "right" else block.handle - 1, write=write)
+            assert is_lost(one)
+            fault = the_fault(pool)
+            assert facts["serial"] in [candidate.block.serial for candidate in fault.candidates]
+            assert len(fault.candidates) == 3
+            del others
+
+
+@pytest.mark.parametrize("distance", [1, 64 * KIB, 1 * MIB])
+def test_far_accesses_fault_too(sc: Scene, distance: int) -> None:
+    pool = guarded_pool(sc)
+    stream = sc.stream(pool)
+    block = pool.allocate(256, stream=stream)
+    use(stream, block.handle + 255 + distance)
+    assert is_lost(sc)
+
+
+def test_an_access_after_the_free_faults_once_the_marks_are_complete(sc: Scene) -> None:
+    pool = guarded_pool(sc)
+    stream = sc.stream(pool)
+    block = pool.allocate(1000, stream=stream)
+    address = block.handle
+    block.close(stream)
+    pool.check()
+    use(stream, address)
+    assert is_lost(sc)
+    fault = the_fault(pool)
+    (candidate,) = fault.candidates
+    assert candidate.block.address == address
+    assert candidate.block.state is BlockState.FREED
+    assert "pages revoked" in candidate.why
+    assert candidate.block.freed_at[0].function == candidate.block.allocated_at[0].function == (
+        "test_an_access_after_the_free_faults_once_the_marks_are_complete"
+    )
+
+
+def test_a_use_that_a_second_stream_still_makes_of_a_freed_block_is_not_disturbed(sc: Scene) -> None:
+    """R2 in debug mode: nothing is revoked, filled or verified before every mark is complete."""
+    pool = guarded_pool(sc)
+    home, second = sc.stream(pool), sc.stream(pool)
+    block = pool.allocate(1000, stream=home)
+    block.record_stream(second)
+    work = sc.busy(second, block)
+    block.close(home)
+    pool.check(0)
+    for _ in range(3):
+        pool.allocate(1000, stream=home).close(home)
+    assert pool.debug_totals()["page_guarded_live"] >= 1
+    sc.open(work)
+    assert not is_lost(sc)
+    pool.check()
+    assert pool.debug_totals()["page_guarded_live"] == 0
+    sc.assert_no_race()
+    assert pool.faults() == []
+
+
+def test_the_slack_is_watched_like_a_guard(sc: Scene) -> None:
+    pool = guarded_pool(sc)
+    stream = sc.stream(pool)
+    block = pool.allocate(1013, stream=stream)
+    for at, kind in ((1013, FaultKind.OVERRUN), (-1, FaultKind.UNDERRUN), (-4096, FaultKind.UNDERRUN)):
+        stream.launch(lambda out: out.fill(0), writes=[(block.handle + at, 1)])
+        pool.check()
+        (fault,) = pool.faults()
+        assert (fault.kind, fault.address) == (kind, block.handle + at)
+    assert not is_lost(sc)
+
+
+# -- which blocks -----------------------------------------------------------------------------------------------------
+def sides(pool: sp.Pool, *sizes: int, stream: Any, tag: str | None = None) -> list[str]:
+    return [pool.allocate(size, stream=stream, tag=tag).facts()["pages"] for size in sizes]
+
+
+def test_blocks_are_chosen_by_size(sc: Scene) -> None:
+    pool = guarded_pool(sc, page_guard_min=1000, page_guard_max=2000)
+    stream = sc.stream(pool)
+    assert sides(pool, 0, 999, 1000, 2000, 2001, stream=stream) == ["none", "none", "right", "right", "none"]
+
+
+def there(pool: sp.Pool, stream: Any) -> str:
+    return str(pool.allocate(100, stream=stream).facts()["pages"])
+
+
+@pytest.mark.parametrize(
+    ("glob", "fits"),
+    [
+        ("there", True),
+        ("the?e", True),
+        ("test_page_guards.py", True),
+        ("*/tests/*.py", True),
+        ("test_page_guards.py:*", True),
+        ("elsewhere", False),
+        ("her", False),
+    ],
+)
+def test_blocks_are_chosen_by_call_site(sc: Scene, glob: str, fits: bool) -> None:
+    pool = guarded_pool(sc, page_guard_sites=glob)
+    stream = sc.stream(pool)
+    assert [there(pool, stream) for _ in range(3)] == (["right"] * 3 if fits else ["none"] * 3)
+
+
+def test_blocks_are_chosen_by_tag(sc: Scene) -> None:
+    pool = guarded_pool(sc, page_guard_sites="edge*")
+    stream = sc.stream(pool)
+    assert sides(pool, 10, stream=stream, tag="edges") == ["right"]
+    assert sides(pool, 10, stream=stream, tag="nodes") == ["none"]
+
+
+def test_samples_come_by_bytes_and_the_same_seed_draws_the_same(sc: Scene) -> None:
+    def drawn(seed: int) -> list[str]:
+        with scene() as one:
+            pool = guarded_pool(
+                one, page_guards="sampled", page_guard_sample="1MiB", page_guard_seed=seed, page_guard_side="random"
+            )
+            stream = one.stream(pool)
+            return sides(pool, *[64 * KIB] * 200, stream=stream) + sides(pool, *[64 * MIB] * 3, stream=stream)
+
+    first = drawn(7)
+    small, large = first[:200], first[200:]
+    assert 4 <= sum(side != "none" for side in small) <= 25  # 12.5 on average
+    assert "none" not in large
+    assert {"left", "right"} <= set(first)
+    assert sum(side == "none" for side in drawn(8)) != 0
+    assert drawn(8) != first
+
+
+def test_beyond_the_cap_blocks_get_guard_bytes_and_are_counted(sc: Scene) -> None:
+    pool = guarded_pool(sc, page_guard_cap="4MiB")
+    stream = sc.stream(pool)
+    blocks = [pool.allocate(100, stream=stream) for _ in range(4)]
+    assert [block.facts()["pages"] for block in blocks] == ["right", "right", "none", "none"]
+    totals = pool.debug_totals()
+    assert (totals["page_guarded"], totals["page_guard_bytes"], totals["page_guards_over_cap"]) == (2, 4 * MIB, 2)
+    stream.launch(lambda out: out.fill(0), writes=[(blocks[3].handle + 100, 1)])
+    pool.check()
+    (fault,) = pool.faults()
+    assert fault.kind is FaultKind.OVERRUN
+    blocks.clear()
+    pool.check()
+    assert pool.debug_totals()["page_guard_bytes"] == 0
+    assert sides(pool, 100, stream=stream) == ["right"]
+
+
+def test_where_little_room_is_left_samples_of_sites_that_have_one_are_left_out(sc: Scene) -> None:
+    pool = guarded_pool(sc, page_guards="sampled", page_guard_sample=1, page_guard_cap="8MiB")
+    stream = sc.stream(pool)
+    same = [pool.allocate(100, stream=stream) for _ in range(5)]
+    assert [block.facts()["pages"] for block in same].count("right") == 3
+    assert there(pool, stream) == "right"  # another site has the last one
+    assert pool.debug_totals()["page_guards_covered"] == 2
+
+
+@pytest.mark.parametrize("kind", ["pinned", "managed"])
+def test_memory_without_gaps_gets_guard_bytes(sc: Scene, kind: str) -> None:
+    pool = sc.pool(kind, mode="paranoid")
+    stream = sc.stream(pool)
+    assert sides(pool, 100, stream=stream) == ["none"]
+
+
+def test_a_device_without_virtual_memory_gets_guard_bytes() -> None:
+    with scene(virtual_memory=False) as sc:
+        pool = sc.pool(mode="paranoid")
+        assert sides(pool, 100, stream=sc.stream(pool)) == ["none"]
+
+
+# -- bookkeeping ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("segments", ["vmm", "malloc", "driver"])
+def test_counters_add_up_and_the_driver_has_everything_back(sc: Scene, segments: str) -> None:
+    before = sc.device.driver.memory_info()
+    pool = guarded_pool(sc, segments=segments, page_guard_side="random", page_guard_max=1 * MIB)
+    stream = sc.stream(pool)
+    blocks = []
+    for n in range(60):
+        blocks.append(pool.allocate(SIZES[n % len(SIZES)], stream=stream, alignment=256 << n % 14))
+        assert blocks[-1].handle % (256 << n % 14) == 0
+        if n % 3 == 2:
+            blocks.pop(n % len(blocks)).close(stream)
+        assert pool.audit() == ""
+    for block in blocks:
+        block.close(stream)
+    pool.check()
+    assert pool.audit() == ""
+    assert pool.faults() == []
+    pool.close()
+    assert pool.stats().reserved == 0
+    assert sc.device.driver.memory_info() == before
+
+
+def test_revoked_addresses_are_kept_for_so_many_blocks(sc: Scene) -> None:
+    pool = guarded_pool(sc, page_guard_kept=2)
+    stream = sc.stream(pool)
+    addresses = [pool.allocate_raw(100, stream=stream) for _ in range(4)]
+    for address in addresses:
+        pool.free_raw(address, stream=stream)
+    pool.check()
+    for address in addresses[:2]:
+        with pytest.raises(sp.ForeignFreeError):
+            pool.free_raw(address, stream=stream)
+    for address in addresses[2:]:
+        with pytest.raises(sp.DoubleFreeError):
+            pool.free_raw(address, stream=stream)
+        with pytest.raises(sp.ForeignFreeError, match="free memory of a pool"):
+            pool.free_raw(address + 70 * KIB, stream=stream)
+
+
+def test_misuse_at_the_call_is_found_as_with_other_blocks(sc: Scene) -> None:
+    pool, other = guarded_pool(sc), sc.pool(mode="debug")
+    stream = sc.stream(pool)
+    other.register_stream(stream)
+    block = pool.allocate_raw(3 * MIB, stream=stream)
+    for inside in (1, 300 * KIB, 3 * MIB - 1):
+        with pytest.raises(sp.InteriorFreeError, match=f"{inside} bytes into"):
+            pool.free_raw(block + inside, stream=stream)
+        pool.record_stream_raw(block + inside, stream)
+    with pytest.raises(sp.WrongPoolError):
+        other.free_raw(block, stream=stream)
+    pool.free_raw(block, stream=stream)
+    with pytest.raises(sp.DoubleFreeError):
+        pool.free_raw(block, stream=stream)
+    assert pool.audit() == ""
+
+
+@pytest.mark.parametrize("call", ["address_reserve", "mem_create", "mem_map", "mem_set_access"])
+def test_pages_that_the_driver_refuses_are_done_without(sc: Scene, call: str) -> None:
+    pool = guarded_pool(sc)
+    stream = sc.stream(pool)
+    pool.reserve("8MiB")
+    used = sc.device.driver.memory_info()
+    sc.device.fail_call(call, n=1)
+    assert sides(pool, 100, stream=stream) == ["none"]
+    assert pool.debug_totals()["page_guards_refused"] == 1
+    assert sc.device.driver.memory_info() == used
+    assert pool.audit() == ""
+    assert sides(pool, 100, stream=stream) == ["right"]
+
+
+@pytest.mark.parametrize("call", ["mem_unmap", "mem_release"])
+def test_pages_that_the_driver_will_not_take_back_stay_charged_and_are_tried_again(sc: Scene, call: str) -> None:
+    pool = guarded_pool(sc)
+    stream = sc.stream(pool)
+    block = pool.allocate(100, stream=stream)
+    sc.device.fail_call(call, n=1)
+    block.close(stream)
+    pool.check()
+    assert pool.stats().reserved == 2 * MIB
+    assert pool.audit() == ""
+    pool.trim()
+    assert pool.stats().reserved == 0
+    assert pool.audit() == ""
+
+
+def test_page_guards_take_at_most_half_of_the_limit_which_counts_their_pages(sc: Scene) -> None:
+    pool = guarded_pool(sc, limit="12MiB", wait_timeout=0)
+    stream = sc.stream(pool)
+    held = [pool.allocate(100, stream=stream) for _ in range(4)]
+    assert [block.facts()["pages"] for block in held] == ["right"] * 3 + ["none"]
+    assert pool.stats().reserved == 8 * MIB
+    assert pool.debug_totals()["page_guards_over_cap"] == 1
+    held.clear()
+    pool.check()
+    assert sides(pool, 100, stream=stream) == ["right"]
+    whole = pool.allocate(9 * MIB, stream=stream)
+    assert whole.facts()["pages"] == "none"
+    assert pool.audit() == ""
+
+
+def test_pages_that_the_limit_refuses_are_done_without(sc: Scene) -> None:
+    pool = guarded_pool(sc, limit="12MiB", wait_timeout=0)
+    stream = sc.stream(pool)
+    pool.reserve("12MiB")
+    assert sides(pool, 100, stream=stream) == ["none"]
+    assert pool.debug_totals()["page_guards_refused"] == 1
+
+
+# -- whose access it was ----------------------------------------------------------------------------------------------
+def test_of_1000_blocks_on_8_streams_none_is_named_that_only_idle_streams_used(sc: Scene) -> None:
+    pool = guarded_pool(sc, mode="debug", page_guard_side="random", stack_depth=2)
+    streams = [sc.stream(pool) for _ in range(8)]
+    blocks = [(n % 8, pool.allocate(1000 + n, stream=streams[n % 8])) for n in range(1000)]
+    for n, block in blocks:
+        streams[n].launch(writes=[(block.handle, block.size)])
+    for stream in streams[:7]:
+        stream.sync()
+    gate = sp.sim.Gate()
+    planted = next(block for n, block in reversed(blocks) if n == 7)
+    facts = planted.facts()
+    outside = facts["begin"] + facts["reserved"] if facts["pages"] == "right" else facts["begin"] - 1
+    streams[7].launch(reads=[(outside, 1)], gate=gate)
+    result = pool.check(0)
+    assert len(result.not_checked) == 125
+    gate.open()
+    sp.sim.settle()
+    fault = the_fault(pool)
+    used = {candidate.block.serial for candidate in fault.candidates}
+    assert planted.facts()["serial"] in used
+    assert used == {block.facts()["serial"] for n, block in blocks if n == 7}
+    assert "875 more are left out" in fault.note
+    text = Report(faults=(fault,)).to_text()
+    assert "candidates" in text
+    assert "and 115 more" in text
+    assert Report.from_json(Report(faults=(fault,)).to_json()).faults == (fault,)
+
+
+def test_a_stream_named_after_it_was_found_idle_is_idle_no_more(sc: Scene) -> None:
+    pool = guarded_pool(sc)
+    first, second = sc.stream(pool), sc.stream(pool)
+    old = pool.allocate(100, stream=first)
+    shared = pool.allocate(100, stream=second)
+    pool.check()
+    shared.record_stream(first)
+    use(first, old.handle + 300)
+    fault = the_fault(pool)
+    assert {candidate.block.address for candidate in fault.candidates} == {old.handle, shared.handle}
+    assert "left out" not in fault.note
+
+
+def test_where_all_streams_were_idle_every_block_may_be_meant(sc: Scene) -> None:
+    pool = guarded_pool(sc)
+    stream = sc.stream(pool)
+    block = pool.allocate(100, stream=stream)
+    pool.check()
+    use(stream, block.handle + 300)
+    fault = the_fault(pool)
+    assert len(fault.candidates) == 1
+    assert "work came after it" in fault.note
+    assert "page_guard_seed=" in fault.note
+
+
+def test_a_free_on_a_lost_device_is_harmless_and_the_fault_is_kept(sc: Scene) -> None:
+    pool = guarded_pool(sc)
+    stream = sc.stream()
+    block = pool.allocate(100, stream=stream)
+    use(stream, block.handle + 300)
+    block.close(stream)
+    (fault,) = pool.faults()
+    assert fault.kind is FaultKind.ILLEGAL_ACCESS
+
+
+def test_without_page_guards_a_lost_device_is_no_fault(sc: Scene) -> None:
+    pool = sc.pool(mode="debug")
+    sc.device.set_lost()
+    with pytest.raises(sp.DriverError):
+        pool.check()
+    assert pool.faults() == []
+
+
+# -- records that outlive the process ---------------------------------------------------------------------------------
+def test_the_records_say_the_same_as_the_living_pool(sc: Scene, tmp_path: Path) -> None:
+    path = tmp_path / "guards.jsonl"
+    pool = guarded_pool(sc, page_guard_records=str(path), page_guard_kept=2)
+    first, second = sc.stream(pool), sc.stream(pool)
+    for _ in range(4):
+        pool.allocate(100, stream=first).close(first)
+    pool.allocate(10, stream=second, tag='a "quoted" tag')
+    pool.check()
+    block = pool.allocate(200, stream=first)
+    block.record_stream(second)
+    use(first, block.handle + 300)
+    fault = the_fault(pool)
+    records = read_records(path)
+    assert (records.pid, records.pool, records.device) == (os.getpid(), "default", "sim:0")
+    assert "illegal" in records.error.lower() or "700" in records.error
+    living = {(c.block.serial, c.block.address, c.block.size, c.block.pages, c.why) for c in fault.candidates}
+    assert {(c.block.serial, c.block.address, c.block.size, c.block.pages, c.why) for c in records.candidates} == living
+    assert [c.block.allocated_at for c in records.candidates] == [c.block.allocated_at for c in fault.candidates]
+    assert [c.block.freed_at for c in records.candidates] == [c.block.freed_at for c in fault.candidates]
+    assert f"{len(living)} blocks between unmapped pages may be meant" in records.to_text()
+
+
+def test_records_are_there_after_a_process_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "guards.jsonl"
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent(f"""\
+            import os, signal
+            import streampool as sp
+            device = sp.Device("sim:0")
+            pool = sp.Pool(device, mode="debug", page_guards="all", page_guard_records={str(path)!r})
+            stream = device.create_stream()
+            def weights():
+                return pool.allocate(1000, stream=stream, tag="weights")
+            block = weights()
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    done = subprocess.run([sys.executable, str(script)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    records = read_records(path)
+    (candidate,) = records.candidates
+    assert candidate.block.tag == "weights"
+    assert candidate.block.allocated_at[0].function == "weights"
+    assert "the pool noted no lost device" in records.to_text()
+    shown = subprocess.run(
+        [sys.executable, "-m", "streampool", "report", str(path)], capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "tag 'weights'" in shown.stdout
+
+
+def test_a_cut_last_line_is_left_out_and_other_files_are_refused(tmp_path: Path, sc: Scene) -> None:
+    path = tmp_path / "guards.jsonl"
+    pool = guarded_pool(sc, page_guard_records=str(path))
+    pool.allocate(100, stream=sc.stream(pool))
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    assert read_records(path).candidates == ()
+    path.write_text('{"schema": "other"}\n')
+    with pytest.raises(ValueError, match="no records of page guards"):
+        read_records(path)
+
+
+def test_records_that_cannot_be_written_are_refused_before_anything_else(sc: Scene, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"page_guard_records.*cannot be written: No such file"):
+        guarded_pool(sc, page_guard_records=str(tmp_path / "no" / "file"))
+
+
+# -- what is said before ----------------------------------------------------------------------------------------------
+def test_run_says_what_page_guards_take_before_the_program_starts(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("print('the program')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "streampool", "run", "--mode", "paranoid", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    first = done.stderr.splitlines()[0]
+    assert "each block of device memory takes whole pages of its own (2 MiB or more)" in first
+    assert "up to 4 GiB" in first
+    assert "page_guard_seed=" in first
+
+
