@@ -180,8 +180,14 @@ def set_current_stream_hook(hook: Callable[[bool], object] | None) -> None:
     """What a call means whose `stream` is None: asked whether the device is simulated; gives an int handle or a stream object."""
 
 # -- stacks --------------------------------------------------------------------------------------------------------------
-def capture_stack(depth: int = 32) -> int:
-    """Intern the caller's Python frames; 0 when there are none."""
+def capture_stack(depth: int = 32, native_depth: int = 0) -> int:
+    """Intern the caller's Python frames, and its native ones; 0 when there are none."""
+
+def stack_walker() -> str:
+    """Give "interpreter" where frames are walked inside it, "public" where by the public functions."""
+
+def try_stack_walker() -> bool:
+    """Compare both ways on the stack at hand; from then on the answer holds. For tests."""
 
 def resolve_stack(stack: int) -> list[tuple[str, int, str]]:
     """(file, line, function), innermost first."""

@@ -122,7 +122,7 @@ TAKES: dict[str, dict[str, str]] = {
     "Buffer.copy_from": {"src": "host", "stream": "stream?"},
     "open_device": {"name": "text"},
     "resolve_options": {"arguments": "dict", "environment": "text?"},
-    "capture_stack": {"depth": "int"},
+    "capture_stack": {"depth": "int", "native_depth": "int"},
     "resolve_stack": {"stack": "32 bits"},
     "enter_scope": {"name": "text"},
     "leave_scope": {"scope": "whole"},

@@ -50,7 +50,8 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
   pool::FreeRequest request;
   if (!frees_ignored() && !stream.is_none()) {
     request.stream = stream_handle(stream, *self.core, "close");
-    if (self.core->debugging()) request.stack = capture_stack(self.core->options().stack_depth);
+    if (self.core->debugging())
+      request.stack = capture_stack(self.core->options().stack_depth, self.core->options().native_depth);
   }
   // What runs Python lets other threads in: of two that close the buffer one does, the other finds it closed.
   if (self.closed) return;

@@ -57,7 +57,7 @@ pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle st
   request.stream_ordered = stream_ordered;
   request.raw = raw;
   request.tag = tag;
-  if (self.stack_depth != 0) request.stack = capture_stack(self.stack_depth);
+  if (self.stack_depth + self.native_depth != 0) request.stack = capture_stack(self.stack_depth, self.native_depth);
   pool::BlockRef block;
   if (core.try_allocate(request, &block)) return block;
   if (core.sample_is_due(size)) {
@@ -76,7 +76,7 @@ void free_raw(PyPool& self, Given<kPointer> pointer, nb::handle stream) {
   raise_found_faults(self);
   pool::FreeRequest request;
   if (!stream.is_none()) request.stream = stream_handle(stream, *self.core, "free_raw");
-  if (self.core->debugging()) request.stack = capture_stack(self.stack_depth);
+  if (self.core->debugging()) request.stack = capture_stack(self.stack_depth, self.native_depth);
   if (self.core->try_free(*pointer, request)) return;
   Failure failure;
   if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise(failure);
@@ -93,6 +93,7 @@ PyPool make_pool(std::shared_ptr<driver::Driver> driver, Kind kind, std::string_
   self.core = unlocked([&] { return Core::create(std::move(driver), kind, std::string(name), parsed, &failure); });
   if (!self.core) raise(failure);
   self.stack_depth = parsed.stack_depth;
+  self.native_depth = parsed.native_depth;
   self.options = std::move(options);
   self.oom_callback = std::make_shared<OomCallback>();
   set_hooks(self.core->hooks(), self.oom_callback);

@@ -31,6 +31,7 @@ struct PyPool {
   nb::dict options;
   std::shared_ptr<OomCallback> oom_callback;
   int stack_depth = 0;
+  int native_depth = 0;
 };
 
 struct PyBuffer {

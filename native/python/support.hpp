@@ -45,8 +45,8 @@ driver::EventHandle event_handle(nb::handle event);
 
 // -- stacks (stacks.cpp) ---------------------------------------------------------------------------------------------
 void bind_stacks(nb::module_& m);
-// Interns the Python frames of the calling thread, innermost first. Needs the GIL; never raises.
-debug::StackId capture_stack(int depth) noexcept;
+// Interns the calling thread's stack: so many Python frames, where it has the GIL, and so many native ones. Never raises.
+debug::StackId capture_stack(int depth, int native_depth = 0) noexcept;
 // "file:line in function" of its innermost frame, with the GIL; empty for none.
 std::string site_of(debug::StackId stack);
 // Its frames, innermost first, with the GIL. Never raises: what cannot be said is left out.

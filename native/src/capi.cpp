@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/types.hpp"
+#include "debug/capture.hpp"
 #include "debug/fault.hpp"
 #include "driver/driver.hpp"
 #include "pool/core.hpp"
@@ -157,6 +158,11 @@ bool read_options(std::string_view text, pool::Options* out, std::string* error)
          pool::to_options(resolved, out, error);
 }
 
+// Where Python runs the program, its frames; native ones where the pool was asked to keep some.
+streampool::debug::StackId stack_of_call(const pool::Core& core) {
+  return streampool::debug::capture(core.options().stack_depth, core.options().native_depth);
+}
+
 // With on_fault=raise: the faults that were found and not yet told.
 sp_status untold_faults(pool::Core& core) {
   if (!core.options().raise_on_fault) return SP_OK;
@@ -178,6 +184,7 @@ sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHan
   pool::Failure failure;
   pool::FreeRequest request;
   request.stream = stream;
+  if (handle->core->debugging()) request.stack = stack_of_call(*handle->core);
   return finish(handle->core->free(address(ptr), request, &failure), failure);
 }
 
@@ -195,6 +202,7 @@ sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHan
     request.stream = handle(stream);
     request.stream_ordered = core.options().stream_ordered;
     request.raw = true;
+    if (core.debugging()) request.stack = stack_of_call(core);
     pool::BlockRef block;
     pool::Failure failure;
     const sp_status status = finish(core.allocate(request, &block, &failure), failure);

@@ -110,3 +110,8 @@ STREAMPOOL_TEST("a pool handle can be given up while a block is live, which stay
   sp::check(sp_pool_destroy(pool));
   *static_cast<volatile char*>(ptr) = 1;  // simulated device memory is the host's
 }
+
+// Threads without Python: inside Python their stacks are native ones.
+STREAMPOOL_TEST("threads on streams of their own share a pool in debug mode that keeps native stacks") {
+  run_threads(on_own_streams, "mode=debug:native_depth=8");
+}

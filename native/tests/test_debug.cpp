@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "../src/debug/capture.hpp"
 #include "../src/debug/debugger.hpp"
 #include "../src/debug/scopes.hpp"
 #include "../src/driver/pattern.hpp"
@@ -1071,6 +1072,19 @@ STREAMPOOL_TEST("scopes beyond those kept are forgotten, oldest first, and never
   const std::vector<std::string> names = scopes_between(start, now_moment(), 2);
   CHECK_EQ(names.size(), 3u);
   CHECK_EQ(names.back(), std::string("and 1 earlier ones"));
+}
+
+STREAMPOOL_TEST("a thread without Python has a native stack where one was asked for and somebody takes stacks") {
+  // Inside Python the extension takes them; alone nobody does.
+  StackId none = 1, elsewhere = 0;
+  std::thread([&] {
+    none = capture(10, 0);
+    elsewhere = capture(10, 16);
+  }).join();
+  const StackId here = capture(0, 16);
+  CHECK_EQ(none, 0u);
+  CHECK_EQ(elsewhere != 0, here != 0);
+  CHECK(here == 0 || here != elsewhere);
 }
 
 STREAMPOOL_TEST("random frees, gates, writes and failures: every planted fault is found exactly once") {

@@ -75,6 +75,7 @@ def examine() -> dict[str, Any]:
         "executable": sys.executable,
         "platform": platform.platform(),
         "build": _core.build_info(),
+        "stacks": _core.stack_walker(),
         "libraries": {name: found for name in _LIBRARIES if (found := _version(name)) is not None},
         "devices": {"cuda": _devices("cuda", broken), "sim": _devices("sim", broken)},
         "limits": {name: _limit(path) for name, (path, _) in _LIMITS.items()},
@@ -180,6 +181,11 @@ def _print(facts: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     out.print(f"native core: {build}", markup=False, soft_wrap=True)
+    walked = {
+        "interpreter": "inside the interpreter",
+        "public": "by its public functions, which cost more: this version's frames are not known, or not as expected",
+    }
+    out.print(f"call stacks are walked {walked[facts['stacks']]}", markup=False, soft_wrap=True)
     out.print(
         "libraries: " + ", ".join(f"{name} {value}" for name, value in facts["libraries"].items()),
         markup=False,

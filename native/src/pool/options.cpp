@@ -41,6 +41,8 @@ constexpr auto kTable = std::to_array<OptionRow>({
      "idle bytes above this (or this part of the device's memory, as 10%) go back to the driver on the slow path, at "
      "check() and in waits; 0: keep all"},
     {"stack_depth", OptionType::integer, "0", "", "Python frames kept for each allocation; 0: none"},
+    {"native_depth", OptionType::integer, "0", "",
+     "native frames kept beside them, also of threads without Python; 0: none. Costs about 0.2 µs a frame"},
     {"sample_bytes", OptionType::size, "4194304", "",
      "one allocation in so many bytes, on average, keeps its call stack, where stack_depth keeps none; 0: none",
      1024 * kGiB},
@@ -433,6 +435,7 @@ bool to_options(const OptionMap& given, Options* out, std::string* error) {
   o.wait_timeout = seconds("wait_timeout");
   o.fence_age = seconds("fence_age");
   o.stack_depth = number("stack_depth");
+  o.native_depth = number("native_depth");
   o.sample_bytes = o.stack_depth == 0 ? size("sample_bytes") : 0;
   o.oom_retries = number("oom_retries");
   o.raise_on_fault = map["on_fault"] == "raise";

@@ -72,6 +72,7 @@ struct Options {
   Bytes release_threshold = 0;  // idle memory above this goes back at the pool's own trim points; 0: keep all
   double release_part = 0;      // of the device's memory, in place of `release_threshold`
   int stack_depth = 0;          // Python frames kept per allocation; 0: none
+  int native_depth = 0;         // native frames kept beside them; 0: none
   Bytes sample_bytes = 0;       // one allocation in so many bytes keeps its call stack; 0: none
   int oom_retries = 3;          // of the user's out-of-memory callback
   bool raise_on_fault = false;
