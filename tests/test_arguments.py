@@ -104,6 +104,7 @@ TAKES: dict[str, dict[str, str]] = {
     },
     "Pool.allocate_raw": {"size": "whole", "stream": "stream?", "alignment": "alignment"},
     "Pool.free_raw": {"ptr": "whole", "stream": "stream?"},
+    "Pool.free_raw_sized": {"ptr": "whole", "size": "whole", "stream": "stream?"},
     "Pool.record_stream_raw": {"ptr": "whole", "stream": "stream"},
     "Pool.record_event_raw": {"ptr": "whole", "event": "event"},
     "Pool.register_stream": {"stream": "stream"},

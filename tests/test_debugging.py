@@ -176,3 +176,26 @@ def test_a_fault_found_while_quarantine_is_given_up_is_not_lost(device: sp.sim.D
         assert fault.kind is FaultKind.WRITE_AFTER_FREE
         assert (fault.address, fault.last) == (address + 5, address + 6)
         assert isinstance(fault, Fault)
+
+
+@pytest.mark.parametrize("guard", [0, 1, 3, 17, 256])
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1013])
+def test_guards_of_any_size_are_exact_to_the_byte_from_the_requested_size(
+    device: sp.sim.Device, guard: int, size: int
+) -> None:
+    stream = device.create_stream()
+    with sp.Pool(device, mode="debug", guard_bytes=guard) as pool:
+        block = pool.allocate(size, stream=stream)
+        facts = block.facts()
+        first, end = facts["begin"], facts["begin"] + facts["reserved"]
+        assert (block.handle - first >= guard) and (end - block.handle - size >= guard)
+        assert block.handle % 256 == 0
+        # Every byte outside the body is guard: the nearest and the farthest of each side.
+        for at in {block.handle + size, end - 1, block.handle - 1, first}:
+            if first <= at < block.handle or block.handle + size <= at < end:
+                stream.launch(lambda out: out.fill(0), writes=[(at, 1)])
+                stream.sync()
+                pool.check()
+                (fault,) = pool.faults()
+                assert (fault.address, fault.last) == (at, at)
+                assert fault.kind is (FaultKind.UNDERRUN if at < block.handle else FaultKind.OVERRUN)

@@ -240,6 +240,28 @@ def test_of_threads_that_race_to_free_a_block_one_wins(mode: str, size: int, sam
         assert pool.audit() == ""
 
 
+# -- frees that name a size -------------------------------------------------------------------------------------------
+@MODES
+def test_a_free_that_names_another_size_is_refused_and_changes_nothing(sc: Scene, mode: str) -> None:
+    pool = sc.pool(mode=mode)
+    s = sc.stream(pool)
+    for size in (0, 1, 1000, 3 * MIB):
+        block = pool.allocate_raw(size, stream=s)
+        stats = pool.stats()
+        for wrong in {0, size + 1, 2 * size} - {size}:
+            with pytest.raises(sp.SizeMismatchError, match=f"has {size} bytes, and the free says {wrong}$"):
+                pool.free_raw_sized(block, wrong, stream=s)
+        assert pool.stats() == stats
+        found = [fault.kind for fault in pool.faults()]
+        assert set(found) <= {FaultKind.SIZE_MISMATCH}
+        assert bool(found) == (mode in DEBUGGING)
+        pool.free_raw_sized(block, size, stream=s)
+        with pytest.raises(sp.DoubleFreeError):
+            pool.free_raw_sized(block, size + 1, stream=s)
+        pool.take_faults()
+    assert pool.audit() == ""
+
+
 # -- trampled records -------------------------------------------------------------------------------------------------
 
 # native/src/pool/record.hpp: the state of a block, with its generation above it and its size behind.

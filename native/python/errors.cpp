@@ -8,8 +8,8 @@ namespace {
 
 // Leaked: classes live as long as the interpreter.
 struct Classes {
-  PyObject *base, *out_of_memory, *invalid_free, *double_free, *foreign_free, *interior_free, *wrong_pool, *trampled,
-      *stream, *capture, *driver, *driver_not_found, *closed, *forked, *fault;
+  PyObject *base, *out_of_memory, *invalid_free, *double_free, *foreign_free, *interior_free, *wrong_pool,
+      *size_mismatch, *trampled, *stream, *capture, *driver, *driver_not_found, *closed, *forked, *fault;
 };
 Classes g_classes;
 
@@ -41,6 +41,8 @@ void bind_errors(nb::module_& m) {
   c.interior_free = make(m, "InteriorFreeError", c.invalid_free,
                          "The address lies inside a block, not at its start. Nothing was changed.");
   c.wrong_pool = make(m, "WrongPoolError", c.invalid_free, "The block belongs to another pool. Nothing was changed.");
+  c.size_mismatch = make(m, "SizeMismatchError", c.invalid_free,
+                         "The block has another size than the free says. Nothing was changed.");
   c.trampled = make(m, "TrampledRecordError", c.invalid_free,
                     "The pool's own record of the block was overwritten in host memory.");
   c.stream = make(m, "StreamError", c.base, "A stream that is closed, of another device, or not usable here.");
@@ -100,6 +102,7 @@ void raise(pool::Failure& failure) {
     case Errc::interior_free: raise_as(c.interior_free, failure.text);
     case Errc::wrong_pool: raise_as(c.wrong_pool, failure.text);
     case Errc::trampled_record: raise_as(c.trampled, failure.text);
+    case Errc::size_mismatch: raise_as(c.size_mismatch, failure.text);
     case Errc::stream: raise_as(c.stream, failure.text);
     case Errc::capture: raise_as(c.capture, failure.text);
     case Errc::driver: raise_as(c.driver, failure.text);

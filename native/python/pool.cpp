@@ -82,6 +82,17 @@ void free_raw(PyPool& self, Given<kPointer> pointer, nb::handle stream) {
   if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise(failure);
 }
 
+void free_raw_sized(PyPool& self, Given<kPointer> pointer, Given<kSize> size, nb::handle stream) {
+  if (frees_ignored()) return;
+  raise_found_faults(self);
+  pool::FreeRequest request;
+  if (!stream.is_none()) request.stream = stream_handle(stream, *self.core, "free_raw_sized");
+  request.size = *size;
+  if (self.core->debugging()) request.stack = capture_stack(self.stack_depth, self.native_depth);
+  Failure failure;
+  if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise(failure);
+}
+
 PyPool make_pool(std::shared_ptr<driver::Driver> driver, Kind kind, std::string_view name, nb::dict options) {
   pool::OptionMap map;
   for (auto [key, value] : options) map[std::string(convert(key, kOptionName))] = convert(value, kOptionValue);
@@ -144,6 +155,10 @@ void bind_pool(nb::module_& m) {
           "As allocate, but gives the address; free it with free_raw.")
       .def("free_raw", &free_raw, parameter<kPointer>(), nb::kw_only(), nb::arg("stream").none() = nb::none(),
            "Free a block by address, on `stream`; None: on the block's own. Raises InvalidFreeError, StreamError.")
+      .def("free_raw_sized", &free_raw_sized, parameter<kPointer>(), parameter<kSize>(), nb::kw_only(),
+           nb::arg("stream").none() = nb::none(),
+           "As free_raw, for callers that keep the size they asked for: another size raises SizeMismatchError, and "
+           "changes nothing.")
       .def(
           "record_stream_raw",
           [](PyPool& p, Given<kPointer> pointer, nb::handle stream) {

@@ -84,6 +84,7 @@ sp_status status_of(pool::Errc code) {
     case pool::Errc::interior_free: return SP_ERROR_INTERIOR_FREE;
     case pool::Errc::wrong_pool: return SP_ERROR_WRONG_POOL;
     case pool::Errc::trampled_record: return SP_ERROR_TRAMPLED_RECORD;
+    case pool::Errc::size_mismatch: return SP_ERROR_SIZE_MISMATCH;
     case pool::Errc::stream: return SP_ERROR_STREAM;
     case pool::Errc::capture: return SP_ERROR_CAPTURE;
     case pool::Errc::driver: return SP_ERROR_DRIVER;
@@ -178,12 +179,14 @@ sp_status untold_faults(pool::Core& core) {
   return fail(SP_ERROR_FAULT, std::move(text));
 }
 
-sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHandle> stream) {
+sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHandle> stream,
+                     std::optional<Bytes> size = {}) {
   if (handle == nullptr) return null_argument("pool");
   if (ptr == nullptr) return SP_OK;
   pool::Failure failure;
   pool::FreeRequest request;
   request.stream = stream;
+  request.size = size;
   if (handle->core->debugging()) request.stack = stack_of_call(*handle->core);
   return finish(handle->core->free(address(ptr), request, &failure), failure);
 }
@@ -238,6 +241,7 @@ const char* sp_status_name(sp_status status) {
     case SP_ERROR_INTERIOR_FREE: return "SP_ERROR_INTERIOR_FREE";
     case SP_ERROR_WRONG_POOL: return "SP_ERROR_WRONG_POOL";
     case SP_ERROR_TRAMPLED_RECORD: return "SP_ERROR_TRAMPLED_RECORD";
+    case SP_ERROR_SIZE_MISMATCH: return "SP_ERROR_SIZE_MISMATCH";
     case SP_ERROR_STREAM: return "SP_ERROR_STREAM";
     case SP_ERROR_CAPTURE: return "SP_ERROR_CAPTURE";
     case SP_ERROR_DRIVER_NOT_FOUND: return "SP_ERROR_DRIVER_NOT_FOUND";
@@ -358,6 +362,10 @@ sp_status sp_alloc(sp_pool* pool, size_t size, size_t alignment, sp_stream strea
   if (fast == pool::Core::Fast::raise) [[unlikely]]
     return finish_fast(pool);
   return SP_OK;
+}
+
+sp_status sp_free_sized(sp_pool* pool, void* ptr, size_t size, sp_stream stream) {
+  return guarded([&] { return free_block(pool, ptr, handle(stream), size); });
 }
 
 sp_status sp_free(sp_pool* pool, void* ptr, sp_stream stream) {

@@ -53,6 +53,7 @@ inline void check(sp_status status) {
     case SP_ERROR_FOREIGN_FREE:
     case SP_ERROR_INTERIOR_FREE:
     case SP_ERROR_WRONG_POOL:
+    case SP_ERROR_SIZE_MISMATCH:
     case SP_ERROR_TRAMPLED_RECORD: throw InvalidFreeError(status, sp_last_error());
     default: throw Error(status, sp_last_error());
   }

@@ -59,7 +59,8 @@ typedef enum sp_status {
   SP_ERROR_GOING_DOWN = 14,       /* the driver is being torn down, or this process is a forked child (use spawn) */
   SP_ERROR_POOL_CLOSED = 15,
   SP_ERROR_FAULT = 16,   /* option on_fault=raise, and a fault was found */
-  SP_ERROR_INTERNAL = 17 /* a bug in streampool; please report it */
+  SP_ERROR_INTERNAL = 17, /* a bug in streampool; please report it */
+  SP_ERROR_SIZE_MISMATCH = 18 /* the block has another size than the free says; nothing was changed */
 } sp_status;
 
 /* The name of a status, "SP_ERROR_DOUBLE_FREE"; never NULL. */
@@ -125,6 +126,10 @@ SP_API sp_status sp_alloc(sp_pool* pool, size_t size, size_t alignment, sp_strea
  * Errors: DOUBLE_FREE, FOREIGN_FREE, INTERIOR_FREE, WRONG_POOL, TRAMPLED_RECORD (nothing was changed), STREAM,
  * INVALID_ARGUMENT, DEVICE_LOST and GOING_DOWN (the block is gone all the same). */
 SP_API sp_status sp_free(sp_pool* pool, void* ptr, sp_stream stream);
+
+/* The same for callers that keep the size they asked for: another size is an error, and changes nothing.
+ * Errors as sp_free, and SIZE_MISMATCH. */
+SP_API sp_status sp_free_sized(sp_pool* pool, void* ptr, size_t size, sp_stream stream);
 
 /* Frees a block without naming a stream: its own streams' work queued so far may still touch it. Makes no driver call,
  * so it is fit for destructors and host callbacks. NULL is allowed and does nothing. Never waits. Errors as sp_free,

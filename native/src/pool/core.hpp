@@ -64,6 +64,7 @@ struct BlockRef {
 
 struct FreeRequest {
   std::optional<driver::StreamHandle> stream;  // none: the block's own, without a driver call
+  std::optional<Bytes> size;                   // what the caller takes the block's size for, where it says so
   debug::StackId stack = 0;
   // Streams recorded on the block whose handles the caller keeps alive and vouches for: fenced in this call.
   std::span<const driver::StreamHandle> fence_too;
@@ -363,6 +364,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc free_found(const BlockRef& block, Named& named, bool owner, const FreeRequest& request, Failure* failure);
   void freed_now(Named& named, Heap& by, const Freed& freed, const FreeRequest& request);
   static LargeBlock* covering(Address address, bool* in_pool);
+  Errc must_have_size(const BlockRef& block, const FreeRequest& request, Failure* failure);
   Errc declared(Address address, const char* verb, BlockRef* out, Failure* failure);
   Errc enclosing(Address address, BlockRef* out, Failure* failure);
   Errc take_relay(Heap** out, Failure* failure);

@@ -18,7 +18,7 @@ namespace streampool::pool {
 // clang-format off
 #define STREAMPOOL_ERRORS(X) \
   X(ok) X(invalid_value) X(invalid_size) X(invalid_alignment) X(out_of_memory) X(double_free) X(foreign_free) \
-  X(interior_free) X(wrong_pool) X(trampled_record) X(stream) X(capture) X(driver) X(closed) X(forked) \
+  X(interior_free) X(wrong_pool) X(size_mismatch) X(trampled_record) X(stream) X(capture) X(driver) X(closed) X(forked) \
   X(exiting) X(interrupted) X(internal)
 // clang-format on
 

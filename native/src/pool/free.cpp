@@ -56,12 +56,14 @@ Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
   Failure unnamed;
   const Errc stream = name_for_free(request, &named, &unnamed);
   // The usual case in one step; what it does not take is looked at in full, and with it what is wrong.
-  if (Freed freed; ordinary_ && named.heap() != nullptr && lock_and_take_back(address, named, *named.heap(), &freed)) {
+  if (Freed freed;
+      ordinary_ && named.heap() != nullptr && !request.size.has_value() && lock_and_take_back(address, named, *named.heap(), &freed)) {
     freed_now(named, *named.heap(), freed, request);
     return Errc::ok;
   }
   BlockRef block;
-  const Errc errc = locate(address, &block, failure, request.stack);
+  Errc errc = locate(address, &block, failure, request.stack);
+  if (errc == Errc::ok) errc = must_have_size(block, request, failure);
   if (errc != Errc::ok) return errc;
   if (stream != Errc::ok) return *failure = std::move(unnamed), stream;
   return free_found(block, named, false, request, failure);

@@ -15,6 +15,7 @@ debug::FaultKind fault_of(Errc errc) {
     case Errc::interior_free: return debug::FaultKind::interior_free;
     case Errc::wrong_pool: return debug::FaultKind::wrong_pool_free;
     case Errc::trampled_record: return debug::FaultKind::trampled_record;
+    case Errc::size_mismatch: return debug::FaultKind::size_mismatch;
     default: return debug::FaultKind::foreign_free;
   }
 }
@@ -131,6 +132,25 @@ Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::Stack
   }
   *out = BlockRef{address, record, BlockRecord::generation_of(word)};
   return Errc::ok;
+}
+
+// A caller that keeps a block's size and names another one means another block, or has lost count. What is not live is
+// told as that.
+Errc Core::must_have_size(const BlockRef& block, const FreeRequest& request, Failure* failure) {
+  const Bytes size = block.record->size.load(std::memory_order_relaxed);
+  if (!request.size.has_value() || *request.size == size || !live(block)) return Errc::ok;
+  const std::string text = "the block at " + hex(block.address) + " of pool '" + name_ + "' has " +
+                           std::to_string(size) + " bytes, and the free says " + std::to_string(*request.size);
+  if (debugger_ != nullptr) {
+    debug::Fault fault;
+    fault.kind = fault_of(Errc::size_mismatch);
+    fault.address = fault.last = block.address;
+    fault.at = request.stack;
+    fault.note = text;
+    fault.block = facts_of(*block.record, block.address);
+    debugger_->report(std::move(fault));
+  }
+  return failure->set(Errc::size_mismatch, text);
 }
 
 // The block is not live: say what it is instead.
