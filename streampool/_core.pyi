@@ -198,6 +198,9 @@ def resolve_stack(stack: int) -> list[tuple[str, int, str]]:
 def page_guard_seed() -> int:
     """What this process draws sides and samples with where no option says it."""
 
+def memory_regions_tool() -> str:
+    """Say why no attached tool is told of blocks (NVTX); empty: one is."""
+
 # -- scopes --------------------------------------------------------------------------------------------------------------
 def enter_scope(name: str) -> int:
     """What the program does from here on; gives the number by which it is left. 0: it could not be kept."""

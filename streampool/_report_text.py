@@ -54,8 +54,7 @@ _NEXT = {
 }
 _NARROW = "pool.check() between suspect steps narrows the window"
 _SANITIZER = (
-    "; for the instruction, run the step under compute-sanitizer --tool memcheck with the block as a driver allocation "
-    "of its own"
+    "; for the instruction, run the program in mode debug under compute-sanitizer --nvtx=yes (docs/debugging.md)"
 )
 
 

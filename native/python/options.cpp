@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "arguments.hpp"
+#include "debug/memory_regions.hpp"
 #include "debug/page_guards.hpp"
 #include "support.hpp"
 
@@ -66,6 +67,12 @@ void bind_options(nb::module_& m) {
     return rows;
   });
   m.def("page_guard_seed", [] { return debug::PageGuards::seed_of({}); });
+  // Why no tool is told of blocks; empty: one is.
+  m.def("memory_regions_tool", [] {
+    std::string why;
+    debug::MemoryRegions::attached(&why);
+    return why;
+  });
   m.def("presets", [] {
     nb::dict out;
     for (const auto& [mode, options] : pool::presets()) {

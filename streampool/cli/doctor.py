@@ -76,6 +76,7 @@ def examine() -> dict[str, Any]:
         "platform": platform.platform(),
         "build": _core.build_info(),
         "stacks": _core.stack_walker(),
+        "memory_regions": _core.memory_regions_tool() or "a tool that takes memory regions is attached",
         "libraries": {name: found for name in _LIBRARIES if (found := _version(name)) is not None},
         "devices": {"cuda": _devices("cuda", broken), "sim": _devices("sim", broken)},
         "limits": {name: _limit(path) for name, (path, _) in _LIMITS.items()},
@@ -185,6 +186,12 @@ def _print(facts: dict[str, Any]) -> None:
         "interpreter": "inside the interpreter",
         "public": "by its public functions, which cost more: this version's frames are not known, or not as expected",
     }
+    out.print(
+        f"memory regions: {facts['memory_regions']}. For the instruction of a stray access inside a pool run "
+        "compute-sanitizer --nvtx=yes --destroy-on-device-error=kernel streampool run --mode debug PROGRAM",
+        markup=False,
+        soft_wrap=True,
+    )
     out.print(f"call stacks are walked {walked[facts['stacks']]}", markup=False, soft_wrap=True)
     out.print(
         "libraries: " + ", ".join(f"{name} {value}" for name, value in facts["libraries"].items()),

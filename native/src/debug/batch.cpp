@@ -136,6 +136,8 @@ std::deque<Item> Debugger::Impl::take_done(bool all, std::size_t newest) {
 
   std::deque<Item> done;
   for (Item& item : asked) (host.work_done(item.freed.cookie) ? done : waiting).push_back(std::move(item));
+  for (Item& item : done)
+    if (!std::exchange(item.at_rest, true)) host.at_rest(item.freed.cookie);
   return done;
 }
 

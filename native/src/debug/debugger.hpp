@@ -38,6 +38,8 @@ class Host {
   virtual ~Host() = default;
   // True when every mark of the block is complete (polls what it must, never blocks).
   virtual bool work_done(void* cookie) = 0;
+  // The same, said once for each block, before anything else happens to it.
+  virtual void at_rest(void*) {}
   // The block leaves the debugger: its memory is nobody's, complete, and holds the pattern (as far as `fill` goes).
   virtual void give_back(void* cookie) = 0;
   // Facts of the blocks next to an address range, for the report.

@@ -25,7 +25,7 @@ Bytes Guards::front_bytes(Bytes alignment) const {
 driver::Range Guards::front(const BlockFacts& block) const {
   const driver::Range all = between(block.begin, block.address);
   if (whole() && block.pages == PageGuard::none) return all;
-  const Bytes most = block.pages == PageGuard::none ? options_.guard_bytes : near_body();
+  const Bytes most = options_.regions ? 0 : block.pages == PageGuard::none ? options_.guard_bytes : near_body();
   const Bytes size = std::min(all.size, most);
   return {block.address - size, size};
 }
@@ -33,7 +33,7 @@ driver::Range Guards::front(const BlockFacts& block) const {
 driver::Range Guards::back(const BlockFacts& block) const {
   const driver::Range all = between(block.address + block.size, block.begin + block.reserved);
   if (whole() && block.pages == PageGuard::none) return all;
-  if (options_.guard_bytes == 0 && block.pages == PageGuard::none) return {all.begin, 0};
+  if ((options_.guard_bytes == 0 || options_.regions) && block.pages == PageGuard::none) return {all.begin, 0};
   return {all.begin, std::min(all.size, near_body())};
 }
 

@@ -39,9 +39,10 @@ struct Options {
   double check_interval = 0.1;
   std::uint32_t max_faults = 100;  // more are counted and not kept
   PageGuardOptions pages;
+  bool regions = false;  // an attached tool watches every access (memory_regions.hpp): our own would be reported too
 
-  bool enabled() const { return track || guard_bytes != 0 || fill || quarantine_bytes != 0 || pages.on(); }
-  bool checks() const { return guard_bytes != 0 || fill; }
+  bool enabled() const { return track || guard_bytes != 0 || fill || quarantine_bytes != 0 || pages.on() || regions; }
+  bool checks() const { return (guard_bytes != 0 || fill) && !regions; }
 };
 
 }  // namespace streampool::debug

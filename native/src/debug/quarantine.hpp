@@ -14,6 +14,7 @@ namespace streampool::debug {
 struct Item {
   FreedBlock freed;
   Good good;
+  bool at_rest = false;          // its work is done, and the Host knows
   bool guards_verified = false;  // a check got this far and failed afterwards: not to be reported again
   bool unguarded = false;        // its guards could not be written: they are not verified, only filled
 };

@@ -230,6 +230,12 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
   *out = hand_out(request, need, named, found);
   if (found.pages != debug::PageGuard::none && guard_records_.is_open())
     guard_records_.allocated(facts_of(*out->record, out->address), hooks_.resolve_stack);
+  if (regions_ != nullptr && request.size != 0) {
+    const std::uint64_t serial = facts_of(*out->record, out->address).serial;
+    regions_->add_region(out->address, request.size,
+                         "streampool block #" + std::to_string(serial) +
+                             (request.tag.empty() ? "" : " " + std::string(request.tag)));
+  }
   if (!status.ok()) {
     Failure ignored;
     free(*out, FreeRequest{}, &ignored);

@@ -65,6 +65,23 @@ ThreadBanks::~ThreadBanks() {
   g_thread_gone = true;
 }
 
+// An attached tool that takes memory regions does the checking: it sees every access, and would report ours.
+std::shared_ptr<debug::MemoryRegions> settle_regions(Kind kind, Options* options) {
+  using Regions = Options::Regions;
+  if (kind != Kind::device || options->regions == Regions::off) return nullptr;
+  const bool asked = options->regions == Regions::on ||
+                     (options->debug.enabled() && debug::MemoryRegions::is_sanitizer());
+  std::shared_ptr<debug::MemoryRegions> tool = asked ? debug::MemoryRegions::attached() : nullptr;
+  if (tool == nullptr) return nullptr;
+  constexpr Bytes kLeastGap = 256;  // between blocks
+  options->segments = SegmentSource::malloc;
+  options->debug.regions = options->debug.track = true;
+  options->debug.fill = options->debug.count_untouched = false;
+  options->debug.pages.which = debug::PageGuardOptions::Which::off;
+  options->debug.guard_bytes = std::max(options->debug.guard_bytes, kLeastGap);
+  return tool;
+}
+
 void on_fork() { end_of(driver::Ending::forked); }
 
 }  // namespace
@@ -147,12 +164,14 @@ std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind 
     return nullptr;
   }
   Options options = given;
+  const std::shared_ptr<debug::MemoryRegions> regions = settle_regions(kind, &options);
   if (settle_sources(*driver, kind, &options, failure) != Errc::ok) return nullptr;
   BiasedLock::prepare();
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, on_fork); });
   reap();
   std::shared_ptr<Core> core(new Core(std::move(driver), kind, std::move(name), options), bury);
+  core->regions_ = regions;
   if (core->open_guard_records(failure) != Errc::ok) return nullptr;
   {
     std::lock_guard lock(registry().mutex);
@@ -229,10 +248,12 @@ Core::~Core() {
         if (!idle_piece(*segment)) continue;
         if (source_ == SegmentSource::driver)
           free_piece(segment->range->begin);
-        else  // blocks until the device is idle; a destructor does not wait for that
+        else {  // blocks until the device is idle; a destructor does not wait for that
+          if (regions_ != nullptr) regions_->remove_heap(segment->range->begin);
           std::thread([driver = driver_, kind = kind_, at = segment->range->begin] {
             driver->mem_free(kind, at);
           }).detach();
+        }
       }
       close_driver_pool();
     }

@@ -26,6 +26,7 @@
 
 #include "../debug/debugger.hpp"
 #include "../debug/guard_records.hpp"
+#include "../debug/memory_regions.hpp"
 #include "../debug/page_guards.hpp"
 #include "../driver/driver.hpp"
 #include "../observe/counters.hpp"
@@ -511,6 +512,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   // debug::Host
   bool work_done(void* cookie) override;
+  void at_rest(void* cookie) override;
   void give_back(void* cookie) override;
   void neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below,
                   std::optional<debug::BlockFacts>* above) override;
@@ -567,6 +569,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   std::unique_ptr<debug::Debugger> debugger_;
   std::atomic<bool> deep_check_{false};  // somebody waits for the debugger's answer
+  std::shared_ptr<debug::MemoryRegions> regions_;  // of an attached tool
   std::unique_ptr<debug::PageGuards> page_guards_;
   debug::GuardRecords guard_records_;
   std::map<Address, LargeBlock*> guarded_;  // under the extent lock: blocks with pages of their own, by their range

@@ -93,6 +93,12 @@ bool Core::work_done(void* cookie) {
   return done;
 }
 
+// Nothing that was allowed to touch the block still does: from here on an access is reported.
+void Core::at_rest(void* cookie) {
+  const BlockRecord& record = *static_cast<BlockRecord*>(cookie);
+  if (regions_ != nullptr && record.size != 0) regions_->remove_region(address_of(record));
+}
+
 void Core::give_back(void* cookie) {
   BlockRecord& record = *static_cast<BlockRecord*>(cookie);
   {

@@ -80,6 +80,10 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"page_guard_seed", OptionType::integer, "0", "", "what sides and samples are drawn with; 0: chosen, and reported"},
     {"page_guard_records", OptionType::text, "", "",
      "a file for the records of such blocks, which outlives the process; empty: none"},
+    {"nvtx_regions", OptionType::choice, "auto", "off|auto|on",
+     "tell an attached tool where each block lies, as compute-sanitizer --nvtx=yes, which then reports the instruction of "
+     "a stray access; segments are driver allocations, and the tool checks instead of the pool. auto: in debug modes, "
+     "under a sanitizer; without a tool nothing changes"},
     {"max_faults", OptionType::integer, "100", "", "faults kept in full; more are counted"},
     {"on_fault", OptionType::choice, "report", "report|raise", "what happens when a fault is found"},
     {"leaks", OptionType::choice, "definite", "definite|all|off", "which leak classes count at the end of a run"},
@@ -439,6 +443,9 @@ bool to_options(const OptionMap& given, Options* out, std::string* error) {
   o.sample_bytes = o.stack_depth == 0 ? size("sample_bytes") : 0;
   o.oom_retries = number("oom_retries");
   o.raise_on_fault = map["on_fault"] == "raise";
+  o.regions = map["nvtx_regions"] == "on"    ? Options::Regions::on
+              : map["nvtx_regions"] == "off" ? Options::Regions::off
+                                             : Options::Regions::automatic;
   o.debug.track = flag("track");
   o.debug.guard_bytes = size("guard_bytes");
   o.debug.fill = flag("fill");

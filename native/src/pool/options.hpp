@@ -76,6 +76,7 @@ struct Options {
   Bytes sample_bytes = 0;       // one allocation in so many bytes keeps its call stack; 0: none
   int oom_retries = 3;          // of the user's out-of-memory callback
   bool raise_on_fault = false;
+  enum class Regions : std::uint8_t { off, automatic, on } regions = Regions::automatic;  // of NVTX
   debug::Options debug;
 };
 bool to_options(const OptionMap& map, Options* out, std::string* error);

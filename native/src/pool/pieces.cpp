@@ -91,6 +91,7 @@ Core::Grown Core::take_piece(Bytes size, Status* status) {
 
 // `ticket`: of the pool's private stream, which has not come to the piece's allocation yet; 0: it has.
 void Core::add_piece(Address begin, Bytes size, order::Ticket ticket) {
+  if (regions_ != nullptr) regions_->add_heap(begin, size);
   auto segment = std::make_unique<Segment>();
   std::lock_guard lock(extent_lock_);
   segment->range = extents_.add_range(begin, size);
@@ -104,6 +105,7 @@ void Core::add_piece(Address begin, Bytes size, order::Ticket ticket) {
 }
 
 Status Core::free_piece(Address begin) {
+  if (regions_ != nullptr) regions_->remove_heap(begin);
   if (source_ != SegmentSource::driver) return driver_->mem_free(kind_, begin);
   return driver_->pool_free(piece_heap_.load()->stream.handle, begin);
 }
