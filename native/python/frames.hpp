@@ -9,12 +9,13 @@
 
 namespace streampool::python {
 
+// Without initial values: a capture has room for many and writes a few.
 struct PythonFrame {
-  PyCodeObject* code = nullptr;  // borrowed: the frame holds it while it runs
-  int instruction = 0;           // offset in bytes, as PyFrame_GetLasti gives it
+  PyCodeObject* code;  // borrowed: the frame holds it while it runs
+  int instruction;     // offset in bytes, as PyFrame_GetLasti gives it
   // The interpreter was entered with this frame: below it, on the C stack, is what called it. By the public functions
   // this cannot be known.
-  bool entry = false;
+  bool entry;
 };
 
 // Both need the GIL, raise nothing, and give how many they found.

@@ -22,12 +22,13 @@
 namespace streampool::python {
 namespace {
 
-// A frame of an interned stack. Python's come first, innermost first; then return addresses, innermost first.
+// A frame of an interned stack. Python's come first, innermost first; then return addresses, innermost first. Without
+// initial values: a capture has room for many and writes a few.
 struct Frame {
   enum class Kind : std::uint32_t { python, entry, native };  // entry: the interpreter was entered with it
-  std::uintptr_t what = 0;                                    // a code object, which the table owns; or an address
-  std::int32_t instruction = 0;
-  Kind kind = Kind::python;
+  std::uintptr_t what;                                        // a code object, which the table owns; or an address
+  std::int32_t instruction;
+  Kind kind;
   bool operator==(const Frame&) const = default;
 };
 
@@ -117,8 +118,8 @@ constexpr Whole<int> kNativeDepth{"native_depth", "a number of frames"};
 // -- native frames
 
 struct Unwinding {
-  Frame* frames;
-  int depth;
+  Frame* frames = nullptr;
+  int depth = 0;
   int count = 0;
 };
 

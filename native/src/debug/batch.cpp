@@ -47,12 +47,6 @@ std::vector<Fault> faults_of(std::vector<Finding> findings, const std::vector<Su
   return out;
 }
 
-// How many of a batch's blocks went into quarantine.
-std::size_t kept_of(const std::deque<Item>& done) {
-  return static_cast<std::size_t>(
-      std::count_if(done.begin(), done.end(), [](const Item& item) { return item.freed.facts.pages == PageGuard::none; }));
-}
-
 // The bad bytes themselves, to be written over with the pattern: what was found is not found twice.
 std::vector<Range> repairs_of(const std::vector<Mismatch>& mismatches, const std::vector<Probe>& probes) {
   std::vector<Range> out;
@@ -86,14 +80,20 @@ Status Debugger::Impl::failed(Status status) {
   return status;
 }
 
-void Debugger::Impl::take_in_fresh() {
+std::vector<Item> Debugger::Impl::take_fresh() {
+  std::vector<Item> taken;
   const std::lock_guard lock(mutex);
-  std::move(fresh.begin(), fresh.end(), std::back_inserter(quarantine.waiting));
-  fresh.clear();
+  taken.reserve(fresh.capacity());  // what is swapped in has room for the next batch
+  taken.swap(fresh);
   freed_since = 0;
   freed_bytes_since = 0;
   due.store(false, std::memory_order_relaxed);
   next_time.store(kNever, std::memory_order_relaxed);
+  return taken;
+}
+
+void Debugger::Impl::take_in_fresh() {
+  for (Item& item : take_fresh()) quarantine.waiting.push_back(std::move(item));
 }
 
 Bounds Debugger::Impl::bounds() const {
@@ -119,41 +119,39 @@ void Debugger::Impl::plan_next() {
   next_time.store(next, std::memory_order_relaxed);
 }
 
-// Takes those whose work is done out of `waiting`, whose last `newest` are always asked. A stuck block holds up none
-// behind it, and many stuck ones do not make each poll long: those asked in vain go to the end of the line.
-std::deque<Item> Debugger::Impl::take_done(bool all, std::size_t newest) {
-  std::deque<Item>& waiting = quarantine.waiting;
-  const std::size_t old = waiting.size() - newest;
-  const std::size_t asked_of_old = all ? old : std::min(old, kAskedPerPoll);
-  std::deque<Item> asked;
-  for (std::size_t i = 0; i < asked_of_old; ++i) {
-    asked.push_back(std::move(waiting.front()));
-    waiting.pop_front();
-  }
-  const auto first_new = waiting.end() - static_cast<std::ptrdiff_t>(newest);
-  std::move(first_new, waiting.end(), std::back_inserter(asked));
-  waiting.erase(first_new, waiting.end());
-
-  std::deque<Item> done;
-  for (Item& item : asked) (host.work_done(item.freed.cookie) ? done : waiting).push_back(std::move(item));
-  for (Item& item : done)
+// Takes those whose work is done out of `waiting`, and of `newest`, which are always asked; the others wait. A stuck
+// block holds up none behind it, and many stuck ones do not make each poll long: those asked in vain go to the end of
+// the line.
+std::vector<Item> Debugger::Impl::take_done(bool all, std::vector<Item> newest) {
+  Fifo<Item>& waiting = quarantine.waiting;
+  std::vector<Item> done;
+  done.reserve(newest.size());
+  const auto ask = [&](Item item) {
+    if (!host.work_done(item.freed.cookie)) {
+      waiting.push_back(std::move(item));
+      return;
+    }
     if (!std::exchange(item.at_rest, true)) host.at_rest(item.freed.cookie);
+    done.push_back(std::move(item));
+  };
+  const std::size_t old = all ? waiting.size() : std::min(waiting.size(), kAskedPerPoll);
+  for (std::size_t i = 0; i < old; ++i) ask(waiting.pop_front());
+  for (Item& item : newest) ask(std::move(item));
   return done;
 }
 
 std::size_t Debugger::Impl::not_done() {
   std::size_t count = 0;
-  for (const Item& item : quarantine.waiting) count += host.work_done(item.freed.cookie) ? 0 : 1;
+  for (std::size_t i = 0; i < quarantine.waiting.size(); ++i)
+    count += host.work_done(quarantine.waiting[i].freed.cookie) ? 0 : 1;
   return count;
 }
 
-void Debugger::Impl::back_to_waiting(std::deque<Item>* items) {
-  quarantine.waiting.insert(quarantine.waiting.begin(), std::make_move_iterator(items->begin()),
-                            std::make_move_iterator(items->end()));
-  items->clear();
+void Debugger::Impl::back_to_waiting(std::vector<Item>* items) {
+  for (; !items->empty(); items->pop_back()) quarantine.waiting.push_front(std::move(items->back()));
 }
 
-Debugger::Impl::Watch Debugger::Impl::watch(const std::deque<Item>& done, std::size_t held,
+Debugger::Impl::Watch Debugger::Impl::watch(const std::vector<Item>& done, std::size_t held,
                                             std::span<const BlockFacts> live) {
   Watch out;
   if (!options.checks()) return out;
@@ -220,24 +218,29 @@ void Debugger::Impl::publish(std::vector<Fault> found) {
   }
 }
 
-void Debugger::Impl::give_back(const Item& item, Outcome* out) {
-  const Bytes reserved = item.freed.facts.reserved;
+void Debugger::Impl::give_back(std::vector<Item> items, Outcome* out) {
+  if (items.empty()) return;
+  Bytes reserved = 0;
+  for (const Item& item : items) reserved += item.freed.facts.reserved;
   out->given_back += reserved;
   {
     const std::lock_guard lock(mutex);
-    --totals.quarantined_blocks;
+    totals.quarantined_blocks -= items.size();
     totals.quarantined_bytes -= reserved;
   }
-  host.give_back(item.freed.cookie);
+  for (const Item& item : items) host.give_back(item.freed.cookie);
 }
 
-// Gives back from the old end while the quarantine is too large or more was asked for.
-void Debugger::Impl::give_back_oldest(std::size_t most, const Round& round, Outcome* out) {
+// Out of the quarantine, from its old end, while it is too large or more was asked for.
+std::vector<Item> Debugger::Impl::take_oldest(std::size_t most, const Round& round, Bytes given_back) {
   const Bounds most_held = bounds();
+  std::vector<Item> leaving;
   for (; most > 0 && !quarantine.held().empty(); --most) {
-    if (!quarantine.oldest_must_leave(most_held) && out->given_back >= round.at_least) break;
-    give_back(quarantine.release_oldest(), out);
+    if (!quarantine.oldest_must_leave(most_held) && given_back >= round.at_least) break;
+    leaving.push_back(quarantine.release_oldest());
+    given_back += leaving.back().freed.facts.reserved;
   }
+  return leaving;
 }
 
 Status Debugger::Impl::start(const Round& round) {
@@ -246,11 +249,9 @@ Status Debugger::Impl::start(const Round& round) {
     status.code = driver::Code::lost;
     return status;
   }
-  const std::size_t old_waiting = quarantine.waiting.size();
-  if (round.fresh) take_in_fresh();
   Batch& batch = under_way.emplace();
   batch.round = round;
-  if (round.freed) batch.done = take_done(round.ask_all, quarantine.waiting.size() - old_waiting);
+  if (round.freed) batch.done = take_done(round.ask_all, round.fresh ? take_fresh() : std::vector<Item>());
   Bytes incoming = 0;
   std::size_t incoming_blocks = 0;
   for (const Item& item : batch.done) {
@@ -323,9 +324,11 @@ bool Debugger::Impl::finish(bool wait, Outcome* out) {
     return true;
   }
 
+  const std::size_t old_held = quarantine.held().size();
+  std::vector<Item> leaving;
   for (Item& item : batch.done) {
     if (item.freed.facts.pages != PageGuard::none) {  // what is behind it goes; its addresses stay its own
-      give_back(item, out);
+      leaving.push_back(std::move(item));
       continue;
     }
     item.freed.facts.state = BlockState::quarantined;
@@ -333,10 +336,11 @@ bool Debugger::Impl::finish(bool wait, Outcome* out) {
     if (now.check != 0) item.good = now;
     quarantine.hold(std::move(item));
   }
+  give_back(std::move(leaving), out);
   if (!batch.round.freed) return true;
   // Only what this batch verified or filled may leave: the oldest, and the newest once all older ones are verified.
-  const std::size_t old_held = quarantine.held().size() - kept_of(batch.done);
-  give_back_oldest(batch.held == old_held ? quarantine.held().size() : batch.held, batch.round, out);
+  const std::size_t most = batch.held == old_held ? quarantine.held().size() : batch.held;
+  give_back(take_oldest(most, batch.round, out->given_back), out);
   return true;
 }
 
@@ -378,10 +382,12 @@ void Debugger::Impl::check_all(std::span<const BlockFacts> live, std::vector<Blo
 
   result->not_checked = std::move(busy);
   const std::size_t busy_blocks = result->not_checked.size();
-  for (const Item& item : quarantine.waiting) result->not_checked.push_back(item.freed.facts);
+  for (std::size_t i = 0; i < quarantine.waiting.size(); ++i)
+    result->not_checked.push_back(quarantine.waiting[i].freed.facts);
   result->not_checked.insert(result->not_checked.end(), live.begin() + static_cast<std::ptrdiff_t>(looked), live.end());
   if (!result->status.ok() && result->checked_blocks == 0)
-    for (const Item& item : quarantine.held()) result->not_checked.push_back(item.freed.facts);
+    for (std::size_t i = 0; i < quarantine.held().size(); ++i)
+      result->not_checked.push_back(quarantine.held()[i].freed.facts);
   const std::lock_guard lock(mutex);
   totals.blocks_not_checked = result->not_checked.size();
   // What is known of blocks that were not looked at now stays known.

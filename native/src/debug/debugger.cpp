@@ -131,7 +131,11 @@ void Debugger::on_free(FreedBlock block) {
   impl.totals.quarantined_bytes += reserved;
   const Good good = impl.good_of(block.facts.serial);
   const bool unguarded = std::erase(impl.unguarded, block.facts.address) != 0;
-  impl.fresh.push_back({std::move(block), good, unguarded, unguarded});
+  Item item;
+  item.freed = std::move(block);
+  item.good = good;
+  item.guards_verified = item.unguarded = unguarded;
+  impl.fresh.push_back(std::move(item));
   impl.freed_bytes_since += reserved;
   if (++impl.freed_since >= impl.options.check_every || impl.freed_bytes_since >= impl.options.check_bytes)
     impl.due.store(true, std::memory_order_relaxed);

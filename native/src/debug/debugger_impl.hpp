@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <limits>
 #include <mutex>
@@ -53,7 +52,7 @@ struct Debugger::Impl {
   };
   // A batch that the driver has. Meanwhile `held` of the oldest held blocks and those in `done` stay where they are.
   struct Batch {
-    std::deque<Item> done;
+    std::vector<Item> done;
     std::size_t held = 0;
     Round round;
     Watch watched;
@@ -90,16 +89,17 @@ struct Debugger::Impl {
   void take_in_fresh();
   std::size_t not_done();
 
-  std::deque<Item> take_done(bool all, std::size_t newest);
-  void back_to_waiting(std::deque<Item>* items);
+  std::vector<Item> take_fresh();
+  std::vector<Item> take_done(bool all, std::vector<Item> newest);
+  void back_to_waiting(std::vector<Item>* items);
   driver::Status failed(driver::Status status);
   Bounds bounds() const;
   void plan_next();
-  Watch watch(const std::deque<Item>& done, std::size_t held, std::span<const BlockFacts> live);
+  Watch watch(const std::vector<Item>& done, std::size_t held, std::span<const BlockFacts> live);
   Good count_check(const Batch& batch);
   void publish(std::vector<Fault> found);
-  void give_back(const Item& item, Outcome* out);
-  void give_back_oldest(std::size_t most, const Round& round, Outcome* out);
+  void give_back(std::vector<Item> items, Outcome* out);
+  std::vector<Item> take_oldest(std::size_t most, const Round& round, Bytes given_back);
 
   std::optional<Batch> under_way;
   Quarantine quarantine;
@@ -124,7 +124,7 @@ struct Debugger::Impl {
   std::condition_variable idle;
   bool working = false;
   std::thread::id worker;
-  std::deque<Item> fresh;          // freed since the last batch
+  std::vector<Item> fresh;         // freed since the last batch
   std::vector<Address> unguarded;  // blocks whose guards could not be written, until they are freed
   std::uint32_t freed_since = 0;
   Bytes freed_bytes_since = 0;

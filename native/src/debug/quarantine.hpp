@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
-#include <vector>
+#include <utility>
 
 #include "debugger.hpp"
 #include "evidence.hpp"
+#include "fifo.hpp"
 
 namespace streampool::debug {
 
@@ -34,10 +34,10 @@ struct Bounds {
 class Quarantine {
  public:
   // Those whose marks are not known to be complete.
-  std::deque<Item> waiting;
+  Fifo<Item> waiting;
 
-  const std::deque<Item>& held() const { return held_; }
-  std::deque<Item>& held() { return held_; }
+  const Fifo<Item>& held() const { return held_; }
+  Fifo<Item>& held() { return held_; }
   Bytes held_bytes() const { return held_bytes_; }
 
   void hold(Item item) {
@@ -46,8 +46,7 @@ class Quarantine {
   }
 
   Item release_oldest() {
-    Item item = std::move(held_.front());
-    held_.pop_front();
+    Item item = held_.pop_front();
     held_bytes_ -= item.freed.facts.reserved;
     return item;
   }
@@ -57,12 +56,12 @@ class Quarantine {
   std::size_t leaving(Bytes incoming_bytes, std::size_t incoming, const Bounds& bounds, Bytes at_least) const {
     Bytes stay = held_bytes_ + incoming_bytes, gone = 0;
     std::size_t count = 0;
-    for (const Item& item : held_) {
+    for (; count < held_.size(); ++count) {
+      const Item& item = held_[count];
       const bool exceeded = bounds.exceeded(stay, held_.size() + incoming - count, item.freed.facts.freed_time);
       if (!exceeded && gone >= at_least) break;
       stay -= item.freed.facts.reserved;
       gone += item.freed.facts.reserved;
-      ++count;
     }
     return count;
   }
@@ -71,7 +70,7 @@ class Quarantine {
   }
 
  private:
-  std::deque<Item> held_;  // oldest first
+  Fifo<Item> held_;  // oldest first
   Bytes held_bytes_ = 0;
 };
 

@@ -215,7 +215,7 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     count_path(found.path);
   }
   if (debugger_ == nullptr) {
-    *out = hand_out(request, need, named, found);
+    *out = hand_out(request, need, named, found, request.tag.empty() && !options_.debug.track ? 0 : driver_->now());
     return Errc::ok;
   }
   // The memory is complete; guards and edges are written where the pattern is not in place already, before anybody who
@@ -227,7 +227,8 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
   place.size = request.size;
   place.pages = found.pages;
   const driver::Status status = debugger_->on_allocate(place);
-  *out = hand_out(request, need, named, found);
+  const double now = driver_->now();
+  *out = hand_out(request, need, named, found, now);
   if (found.pages != debug::PageGuard::none && guard_records_.is_open())
     guard_records_.allocated(facts_of(*out->record, out->address), hooks_.resolve_stack);
   if (regions_ != nullptr && request.size != 0) {
@@ -241,7 +242,7 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     free(*out, FreeRequest{}, &ignored);
     return failure->set(Errc::driver, "the guards of a new block could not be written: " + driver::describe(status));
   }
-  debugger_->poll(driver_->now());
+  debugger_->poll(now);
   return Errc::ok;
 }
 
@@ -284,7 +285,7 @@ bool Core::try_allocate(const AllocRequest& request, BlockRef* out) {
 }
 
 // What every block needs written down; nobody else has the record: its state is `freed` or `fresh`.
-BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found) {
+BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found, double now) {
   BlockRecord& record = *found.record;
   Heap* home = named.heap();
   const bool slot = PageMap::Entry{record.container}.tag() == PageMap::Tag::slab;
@@ -292,7 +293,6 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   if (away && !found.counted) home->users.fetch_add(1, std::memory_order_relaxed);
   const bool described = options_.debug.track || page_guards_ != nullptr || !request.tag.empty();
   if (described) {
-    const double now = driver_->now();
     std::lock_guard lock(extra_lock(&record));
     BlockExtra& extra = record.more();
     extra.serial = serial_.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -298,7 +298,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // The same, or names the stream anew.
   Errc hold_any(Named* named, Failure* failure);
   Errc hold(Named* named, Failure* failure);
-  BlockRef hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found);
+  BlockRef hand_out(const AllocRequest& request, const Need& need, Named& named, const Found& found, double now);
   bool find_own(Named& t, const Need& need, Found* found);
   bool take_slot(Heap& t, const Need& need, Found* found);
   bool take_waiting(Heap& t, const Need& need, Found* found);
@@ -370,7 +370,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc enclosing(Address address, BlockRef* out, Failure* failure);
   Errc take_relay(Heap** out, Failure* failure);
   Errc not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack, bool is_free = true);
-  void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket);
+  void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket,
+                   double now);
   order::MarkSet make_marks(const BlockRecord& record, const Held& held, Heap& by, order::Ticket* ticket);
   bool free_own(BlockRecord& record, Heap& by, order::Ticket* ticket);
   Errc hold_on(const BlockRef& block, order::StreamState* stream, order::Mark mark, Failure* failure);
@@ -400,7 +401,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void drain(bool may_let_go = true);
   Held take_held(BlockRecord& record);
   static void let_go_of(const Held& held);
-  void after_free(Named& named, Heap& by, Bytes gross, order::Ticket ticket, const FreeRequest& request);
+  void after_free(Named& named, Heap& by, Bytes gross, order::Ticket ticket, const FreeRequest& request,
+                  double now = 0);
   void make_room(Heap& heap, Bytes bytes);
   bool file_quick(Heap& heap, BlockRecord* record);
 
@@ -493,6 +495,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Bytes gross_of(const BlockRecord& record) const;
   Bytes guards_of(const BlockRecord& record) const;
   debug::BlockFacts facts_of(const BlockRecord& record, Address address);
+  // With the record's extra lock held.
+  debug::BlockFacts facts_under_lock(const BlockRecord& record, Address address) const;
   observe::ThreadCounters& counters();
   void count_allocation(Bytes size, Bytes gross, Bytes guards) {
     observe::ThreadCounters& c = counters();

@@ -30,6 +30,11 @@ Bytes Core::guards_of(const BlockRecord& record) const {
 }
 
 debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
+  std::lock_guard lock(extra_lock(&record));
+  return facts_under_lock(record, address);
+}
+
+debug::BlockFacts Core::facts_under_lock(const BlockRecord& record, Address address) const {
   debug::BlockFacts f;
   const std::uint32_t magic = BlockRecord::magic_of(record.word.load(std::memory_order_acquire));
   f.state = magic == static_cast<std::uint32_t>(Magic::live)          ? debug::BlockState::live
@@ -46,7 +51,6 @@ debug::BlockFacts Core::facts_of(const BlockRecord& record, Address address) {
   f.raw = (record.flags() & kRawBlock) != 0;
   if (PageMap::Entry{record.container}.tag() == PageMap::Tag::large)
     f.pages = LargeBlock::of(record)->side.load(std::memory_order_relaxed);
-  std::lock_guard lock(extra_lock(&record));
   if (record.extra) {
     const BlockExtra& e = *record.extra;
     f.serial = e.serial;

@@ -122,12 +122,13 @@ Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const Fre
   const Bytes gross = gross_of(record);
   Ticket ticket = 0;
   count_free(record);
-  finish_free(record, block.address, by, request.stack, &ticket);
+  const double now = debugger_ != nullptr ? driver_->now() : 0;
+  finish_free(record, block.address, by, request.stack, &ticket, now);
   if (explicit_free && !by.stream.lasting) {
     std::lock_guard lock(by.stream.lock);
     by.stream.count_unfenced(gross);
   }
-  after_free(named, by, gross, ticket, request);
+  after_free(named, by, gross, ticket, request, now);
   return Errc::ok;
 }
 
@@ -137,7 +138,7 @@ void Core::freed_now(Named& named, Heap& by, const Freed& freed, const FreeReque
   after_free(named, by, freed.gross, freed.ticket, request);
 }
 
-void Core::after_free(Named& named, Heap& by, Bytes gross, Ticket ticket, const FreeRequest& request) {
+void Core::after_free(Named& named, Heap& by, Bytes gross, Ticket ticket, const FreeRequest& request, double now) {
   if (named.heap() != nullptr)
     note_unfenced(named, gross, ticket);
   else
@@ -149,12 +150,13 @@ void Core::after_free(Named& named, Heap& by, Bytes gross, Ticket ticket, const 
       fences_.record(other.stream(), other.handle());
   }
   if (work_to_do()) drain();
-  if (debugger_ != nullptr) debugger_->poll(driver_->now());
+  if (debugger_ != nullptr) debugger_->poll(now);
   if (closed() && bank_->totals().gross == 0) let_go(0);
 }
 
 // The record is ours (freed or quarantined). After this call it may be anybody's.
-void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, Ticket* ticket) {
+void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, Ticket* ticket,
+                       double now) {
   if (debugger_ == nullptr && free_own(record, by, ticket)) return;
   const Held held = take_held(record);
   MarkSet marks = make_marks(record, held, by, ticket);
@@ -163,7 +165,7 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::St
     let_go_of(held);  // last: until its memory is filed, its heaps must not become another stream's
     return;
   }
-  const double now = driver_->now();
+  debug::BlockFacts facts;
   {
     std::lock_guard lock(extra_lock(&record));
     BlockExtra& extra = record.more();
@@ -171,8 +173,8 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::St
     extra.freed_thread = thread_id();
     extra.freed_time = now;
     extra.marks = std::move(marks);
+    facts = facts_under_lock(record, address);
   }
-  debug::BlockFacts facts = facts_of(record, address);
   if (facts.pages != debug::PageGuard::none) record_freed(*LargeBlock::of(record), facts, held);
   let_go_of(held);
   debugger_->on_free({&record, std::move(facts)});
@@ -395,7 +397,7 @@ void Core::drain(bool may_let_go) {
       count_free(*record);
       Ticket ticket = 0;
       Heap& by = *record->home;
-      finish_free(*record, address_of(*record), by, 0, &ticket);
+      finish_free(*record, address_of(*record), by, 0, &ticket, debugger_ != nullptr ? driver_->now() : 0);
       // Nobody named the stream: the next call that does will fence it.
       by.stream.owed.store(true, std::memory_order_release);
     }
