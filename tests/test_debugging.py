@@ -72,6 +72,16 @@ def test_a_scope_may_be_entered_again_inside_itself() -> None:
         assert repr(again) == "<streampool.scope 'again'>"
 
 
+def test_a_long_name_is_cut_between_characters(device: sp.sim.Device) -> None:
+    stream = device.create_stream()
+    with sp.Pool(device, mode="debug") as pool:
+        block = pool.allocate(1000, stream=stream)
+        with sp.scope("x" + "ä" * 200), sp.scope(""):
+            write_behind(stream, block)
+        pool.check()
+        assert scopes_of(pool) == ("x" + "ä" * 99, "")
+
+
 def test_a_scope_without_a_name_is_refused() -> None:
     with pytest.raises(TypeError, match="a scope's name is a str, not int"):
         sp.scope(5)  # type: ignore[arg-type]

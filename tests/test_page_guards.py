@@ -476,6 +476,16 @@ def test_records_are_there_after_a_process_was_killed(tmp_path: Path) -> None:
     assert "tag 'weights'" in shown.stdout
 
 
+def test_pools_and_processes_have_a_file_each(sc: Scene, tmp_path: Path) -> None:
+    path = str(tmp_path / "guards.%p.jsonl")
+    pools = [guarded_pool(sc, page_guard_records=path, name=name) for name in ("one", "two")]
+    for pool in pools:
+        pool.allocate(100, stream=sc.stream(pool))
+    names = [f"guards.{os.getpid()}.jsonl", f"guards-2.{os.getpid()}.jsonl"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(names)
+    assert [read_records(tmp_path / name).pool for name in names] == ["one", "two"]
+
+
 def test_a_cut_last_line_is_left_out_and_other_files_are_refused(tmp_path: Path, sc: Scene) -> None:
     path = tmp_path / "guards.jsonl"
     pool = guarded_pool(sc, page_guard_records=str(path))

@@ -179,9 +179,11 @@ CheckResult Debugger::check(double timeout, const std::function<bool()>& interru
     {
       const Impl::Turn turn(impl, true);
       if (!turn) return result;  // from inside a call of the Host
-      if (Impl::Outcome earlier; impl.finish(true, &earlier)) result.faults += earlier.faults;
-      impl.take_in_fresh();
-      if (last || impl.dead || impl.not_done() == 0) {
+      Impl::Outcome earlier;
+      const bool alone = impl.finish(last, &earlier);  // no batch is under way any more
+      result.faults += earlier.faults;
+      if (alone) impl.take_in_fresh();
+      if (alone && (last || impl.dead || impl.not_done() == 0)) {
         std::vector<BlockFacts> live, busy;
         impl.host.live_blocks(&live, &busy);
         if (last || impl.dead || busy.empty()) {

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <set>
 
 namespace streampool::debug {
 
@@ -42,6 +43,33 @@ std::string event(const char* name, std::uint64_t number, const char* of = "seri
   return std::string("{\"event\":\"") + name + "\",\"" + of + "\":" + std::to_string(number);
 }
 
+// The files of this process. Leaked: pools may outlive statics.
+struct Paths {
+  std::mutex mutex;
+  std::set<std::string> open;
+};
+Paths& paths() {
+  static Paths* p = new Paths;
+  return *p;
+}
+
+std::string own_path(std::string path) {
+  for (std::size_t at; (at = path.find("%p")) != std::string::npos;) path.replace(at, 2, std::to_string(::getpid()));
+  Paths& p = paths();
+  const std::lock_guard lock(p.mutex);
+  const std::size_t dot = path.find('.', path.rfind('/') + 1);
+  std::string own = path;
+  for (int n = 2; !p.open.insert(own).second; ++n)
+    own = path.substr(0, dot) + "-" + std::to_string(n) + (dot == std::string::npos ? "" : path.substr(dot));
+  return own;
+}
+
+void give_up_path(const std::string& path) {
+  Paths& p = paths();
+  const std::lock_guard lock(p.mutex);
+  p.open.erase(path);
+}
+
 bool write_all(int file, const std::string& text) {
   std::size_t done = 0;
   while (done < text.size()) {
@@ -57,16 +85,17 @@ bool write_all(int file, const std::string& text) {
 
 GuardRecords::~GuardRecords() {
   if (file_ >= 0) ::close(file_);
+  if (!path_.empty()) give_up_path(path_);
 }
 
 bool GuardRecords::open(const std::string& path, const std::string& pool, const std::string& device,
                         std::uint64_t seed, std::string* error) {
-  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+  path_ = own_path(path);
+  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
   if (file_ < 0) {
-    *error = "'" + path + "' cannot be written: " + std::strerror(errno);
+    *error = "'" + path_ + "' cannot be written: " + std::strerror(errno);
     return false;
   }
-  path_ = path;
   head_ = "{\"schema\":\"urn:streampool:page-guards:1\",\"pid\":" + std::to_string(::getpid()) + ",\"pool\":" +
           quoted(pool) + ",\"device\":" + quoted(device) + ",\"seed\":" + std::to_string(seed) + "}\n";
   const std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 // fails is tried no more. Imports fault and page_guards.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
@@ -15,7 +16,8 @@ namespace streampool::debug {
 class GuardRecords {
  public:
   ~GuardRecords();
-  // False with a sentence: the file cannot be written. What it held is lost.
+  // `path`: "%p" in it stands for the process's number; where another pool of this process has the file, "-2" and so on
+  // comes before its last dot. What the file held is lost. False with a sentence: it cannot be written.
   bool open(const std::string& path, const std::string& pool, const std::string& device, std::uint64_t seed,
             std::string* error);
   bool is_open() const { return file_ >= 0; }
@@ -36,7 +38,7 @@ class GuardRecords {
   void compact();
 
   std::mutex mutex_;
-  int file_ = -1;
+  std::atomic<int> file_{-1};
   std::string path_, head_;
   Bytes written_ = 0;
   std::map<std::uint64_t, std::string> blocks_;   // the lines of each block that is not dropped

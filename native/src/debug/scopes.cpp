@@ -28,6 +28,13 @@ Table& table() {
 
 std::atomic<Moment> g_moment{1};
 
+// At most so much of a name, and no half of a character (UTF-8).
+std::string_view cut(std::string_view name) {
+  std::size_t size = std::min(name.size(), kScopeNameBytes);
+  while (size < name.size() && size > 0 && (static_cast<unsigned char>(name[size]) & 0xC0) == 0x80) --size;
+  return name.substr(0, size);
+}
+
 }  // namespace
 
 Moment now_moment() noexcept { return g_moment.load(std::memory_order_relaxed); }
@@ -35,7 +42,7 @@ Moment now_moment() noexcept { return g_moment.load(std::memory_order_relaxed); 
 std::uint64_t enter_scope(std::string_view name) noexcept try {
   Table& t = table();
   const std::lock_guard lock(t.mutex);
-  t.scopes.push_back({std::string(name.substr(0, kScopeNameBytes)), now_moment() + 1, 0});
+  t.scopes.push_back({std::string(cut(name)), now_moment() + 1, 0});
   g_moment.fetch_add(1, std::memory_order_relaxed);
   // The oldest goes, whether it is open or not: what is never left must not keep all others.
   if (t.scopes.size() > kScopesKept) {

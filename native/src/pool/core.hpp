@@ -483,7 +483,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void note_named(Heap& heap);
   void record_freed(LargeBlock& block, const debug::BlockFacts& facts, const Held& held);
   void record_idle();
-  void dissect(const driver::Status& status);
+  void dissect(driver::Status status);
 
   void let_go(double timeout);
   bool settled();

@@ -179,8 +179,9 @@ void Core::record_idle() {
 }
 
 // The device is lost: which blocks the access may have been meant for, as far as is known. Once a pool.
-void Core::dissect(const driver::Status& status) {
+void Core::dissect(driver::Status status) {
   if (page_guards_ == nullptr || dissected_.exchange(true)) return;
+  if (status.ok()) status.code = driver::Code::lost;  // the call that met it is not known
   guard_records_.lost(driver::describe(status));
   struct Looked {
     debug::Candidate candidate;
