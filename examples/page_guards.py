@@ -1,4 +1,4 @@
-"""A read behind the end of a block, at the very access: the device stops, and the records say which block it may have been.
+"""A read behind the end of a block, at the very access: the device stops, and the records say which block was meant.
 
     python examples/page_guards.py [--device sim|cuda]
 

@@ -47,9 +47,10 @@ _NEXT = {
     FaultKind.INTERIOR_FREE: "free the pointer that allocate gave; the free changed nothing",
     FaultKind.WRONG_POOL_FREE: "free it with the pool named in the block facts; the free changed nothing",
     FaultKind.TRAMPLED_RECORD: "something wrote into host memory that is not its own: run under a host memory checker",
-    FaultKind.SIZE_MISMATCH: "compare the size that the caller keeps with the one it asked for; the free changed nothing",
-    FaultKind.ILLEGAL_ACCESS: "look at the work that was queued last on the stream of the first candidates: an index or "
-    "length beyond the block, or a pointer used after its free; the device gives no address, and its memory is gone",
+    FaultKind.SIZE_MISMATCH: "compare the size that the caller keeps with the one it asked for; the free changed "
+    "nothing",
+    FaultKind.ILLEGAL_ACCESS: "look at the work that was queued last on the stream of the first candidates: an index "
+    "or length beyond the block, or a pointer used after its free; the device gives no address, and its memory is gone",
     FaultKind.RACE: "order the two uses: same stream, an event and a wait, or record_stream before the free",
 }
 _NARROW = "pool.check() between suspect steps narrows the window"
@@ -220,11 +221,12 @@ def _candidates(page: _Page, fault: Fault) -> None:
     for number, candidate in enumerate(fault.candidates[:_CANDIDATES]):
         block = candidate.block
         where = f", allocated at {block.allocated_at[0]}" if block.allocated_at else ""
-        text = f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {_state(block)}: {candidate.why}{where}"
+        text = (
+            f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {_state(block)}: {candidate.why}{where}"
+        )
         page.field("candidates" if number == 0 else "", text)
-    if more := len(fault.candidates) - _CANDIDATES:
-        if more > 0:
-            page.field("", f"and {more:,} more; the JSON report has all")
+    if (more := len(fault.candidates) - _CANDIDATES) > 0:
+        page.field("", f"and {more:,} more; the JSON report has all")
 
 
 # -- leaks ------------------------------------------------------------------------------------------------------------

@@ -148,7 +148,9 @@ def test_bad_frees_have_each_their_status_and_change_nothing(make_scene: Callabl
     scene.ok(scene.lib.sp_free(scene.pool, None, scene.stream))
     _, sized = scene.alloc(1000)
     at = ctypes.c_void_p(sized)
-    assert scene.lib.sp_free_sized(scene.pool, at, ctypes.c_size_t(1024), scene.stream) == STATUS["SP_ERROR_SIZE_MISMATCH"]
+    assert (
+        scene.lib.sp_free_sized(scene.pool, at, ctypes.c_size_t(1024), scene.stream) == STATUS["SP_ERROR_SIZE_MISMATCH"]
+    )
     scene.ok(scene.lib.sp_free_sized(scene.pool, at, ctypes.c_size_t(1000), scene.stream))
 
 

@@ -198,7 +198,8 @@ def test_guards_of_any_size_are_exact_to_the_byte_from_the_requested_size(
         block = pool.allocate(size, stream=stream)
         facts = block.facts()
         first, end = facts["begin"], facts["begin"] + facts["reserved"]
-        assert (block.handle - first >= guard) and (end - block.handle - size >= guard)
+        assert block.handle - first >= guard
+        assert end - block.handle - size >= guard
         assert block.handle % 256 == 0
         # Every byte outside the body is guard: the nearest and the farthest of each side.
         for at in {block.handle + size, end - 1, block.handle - 1, first}:

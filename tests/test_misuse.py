@@ -131,9 +131,7 @@ def test_a_buffer_whose_block_was_freed_by_address_is_stale_and_harms_nobody(
     sc: Scene, kind: str, mode: str, size: int
 ) -> None:
     # Addresses between page guards are nobody else's for long.
-    pool = sc.pool(
-        kind, mode, quarantine_bytes=0, stream_ordered=kind != "device", limit=32 * MIB, page_guards="off"
-    )
+    pool = sc.pool(kind, mode, quarantine_bytes=0, stream_ordered=kind != "device", limit=32 * MIB, page_guards="off")
     s, t = sc.stream(pool), sc.stream(pool)
     closed, dropped, recorded = (pool.allocate(size, stream=s) for _ in range(3))
     stale = {block.handle for block in (closed, dropped, recorded)}

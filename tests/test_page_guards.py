@@ -1,4 +1,4 @@
-"""Blocks with pages of their own: an access beyond them, or after their free, stops the device; the records say whose."""
+"""Blocks with pages of their own: an access beyond them, or after their free, stops the device, and is somebody's."""
 
 from __future__ import annotations
 
@@ -108,8 +108,10 @@ def test_an_access_after_the_free_faults_once_the_marks_are_complete(sc: Scene) 
     assert candidate.block.address == address
     assert candidate.block.state is BlockState.FREED
     assert "pages revoked" in candidate.why
-    assert candidate.block.freed_at[0].function == candidate.block.allocated_at[0].function == (
-        "test_an_access_after_the_free_faults_once_the_marks_are_complete"
+    assert (
+        candidate.block.freed_at[0].function
+        == candidate.block.allocated_at[0].function
+        == ("test_an_access_after_the_free_faults_once_the_marks_are_complete")
     )
 
 
@@ -517,5 +519,3 @@ def test_run_says_what_page_guards_take_before_the_program_starts(tmp_path: Path
     assert "each block of device memory takes whole pages of its own (2 MiB or more)" in first
     assert "up to 4 GiB" in first
     assert "page_guard_seed=" in first
-
-

@@ -58,8 +58,8 @@ Unit* first_unit(PyCodeObject* code) { return reinterpret_cast<Unit*>(code->co_c
 
 // Has not begun yet: nobody is shown such a frame.
 bool is_incomplete(const InnerFrame& frame) {
-  return frame.owner == kCStack || (frame.owner != kGenerator &&
-                                    frame.instruction < first_unit(frame.code) + frame.code->_co_firsttraceable);
+  return frame.owner == kCStack ||
+         (frame.owner != kGenerator && frame.instruction < first_unit(frame.code) + frame.code->_co_firsttraceable);
 }
 
 }  // namespace

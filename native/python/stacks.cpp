@@ -37,8 +37,9 @@ constexpr int kMaxDepth = 64;  // of each kind
 std::uint64_t hash_of(const Frame* frames, std::size_t count) {
   std::uint64_t hash = count;
   for (std::size_t i = 0; i < count; ++i) {
-    hash = (hash ^ frames[i].what ^ static_cast<std::uint64_t>(static_cast<std::uint32_t>(frames[i].instruction)) << 40) *
-           0x9E3779B97F4A7C15ull;
+    hash =
+        (hash ^ frames[i].what ^ static_cast<std::uint64_t>(static_cast<std::uint32_t>(frames[i].instruction)) << 40) *
+        0x9E3779B97F4A7C15ull;
     hash ^= hash >> 29;
   }
   return hash;
@@ -149,7 +150,8 @@ Place place_of(std::uintptr_t address) {
   place.object = info.dli_fbase;
   place.symbol = info.dli_saddr;
   place.file = info.dli_fname != nullptr ? info.dli_fname : "?";
-  const std::uintptr_t base = reinterpret_cast<std::uintptr_t>(info.dli_sname != nullptr ? info.dli_saddr : info.dli_fbase);
+  const std::uintptr_t base =
+      reinterpret_cast<std::uintptr_t>(info.dli_sname != nullptr ? info.dli_saddr : info.dli_fbase);
   std::string name = info.dli_sname != nullptr ? info.dli_sname : "";
   int status = 0;
   if (char* plain = name.empty() ? nullptr : abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status)) {
@@ -180,7 +182,8 @@ debug::SourceFrame in_words(const Frame& frame) {
 // out.
 std::vector<debug::SourceFrame> merged(const std::vector<Frame>& frames) {
   std::vector<debug::SourceFrame> out;
-  const auto native = std::find_if(frames.begin(), frames.end(), [](const Frame& f) { return f.kind == Frame::Kind::native; });
+  const auto native =
+      std::find_if(frames.begin(), frames.end(), [](const Frame& f) { return f.kind == Frame::Kind::native; });
   auto python = frames.begin();
   const auto run = [&] {  // those that one entry of the interpreter runs
     while (python != native) {
@@ -245,9 +248,7 @@ std::string site_of(debug::StackId stack) {
   return frames[0].file + ":" + std::to_string(frames[0].line) + " in " + frames[0].function;
 }
 
-std::vector<debug::SourceFrame> frames_of(debug::StackId stack) noexcept try {
-  return resolved(stack);
-} catch (...) {
+std::vector<debug::SourceFrame> frames_of(debug::StackId stack) noexcept try { return resolved(stack); } catch (...) {
   PyErr_Clear();
   return {};
 }
@@ -264,9 +265,10 @@ void bind_stacks(nb::module_& m) {
       [](Given<kStack> stack) {
         nb::list out;
         for (const debug::SourceFrame& frame : frames_of(*stack)) {
-          nb::object file = nb::steal(PyUnicode_DecodeUTF8(frame.file.data(), static_cast<Py_ssize_t>(frame.file.size()), "replace"));
-          nb::object function =
-              nb::steal(PyUnicode_DecodeUTF8(frame.function.data(), static_cast<Py_ssize_t>(frame.function.size()), "replace"));
+          nb::object file =
+              nb::steal(PyUnicode_DecodeUTF8(frame.file.data(), static_cast<Py_ssize_t>(frame.file.size()), "replace"));
+          nb::object function = nb::steal(
+              PyUnicode_DecodeUTF8(frame.function.data(), static_cast<Py_ssize_t>(frame.function.size()), "replace"));
           out.append(nb::make_tuple(file, frame.line, function));
         }
         return out;

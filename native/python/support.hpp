@@ -45,7 +45,8 @@ driver::EventHandle event_handle(nb::handle event);
 
 // -- stacks (stacks.cpp) ---------------------------------------------------------------------------------------------
 void bind_stacks(nb::module_& m);
-// Interns the calling thread's stack: so many Python frames, where it has the GIL, and so many native ones. Never raises.
+// Interns the calling thread's stack: so many Python frames, where it has the GIL, and so many native ones. Never
+// raises.
 debug::StackId capture_stack(int depth, int native_depth = 0) noexcept;
 // "file:line in function" of its innermost frame, with the GIL; empty for none.
 std::string site_of(debug::StackId stack);

@@ -1,7 +1,7 @@
 """One planted access that stops the device, in a process of its own: prints what was found as JSON.
 
-python -m gpu.page_guard_cell CELL SIZE, with CELL one of `CELLS`. Works on the simulated device too (`--device sim:0`), so that the
-test that starts it can be tried without a GPU.
+python page_guard_cell.py CELL SIZE, with CELL one of `CELLS`. Works on the simulated device too (`--device sim:0`).
+Started by tests/test_page_guard_cells.py.
 """
 
 from __future__ import annotations

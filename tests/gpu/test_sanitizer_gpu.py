@@ -1,6 +1,6 @@
 """compute-sanitizer names the instruction of an access inside the pool's memory that is nobody's.
 
-Needs compute-sanitizer: of a CUDA toolkit, on PATH, under CUDA_HOME or in /usr/local/cuda*/bin. Minutes are mostly its own start.
+Needs compute-sanitizer: of a CUDA toolkit, on PATH, under CUDA_HOME or in /usr/local/cuda*/bin.
 """
 
 from __future__ import annotations

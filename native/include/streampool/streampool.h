@@ -58,8 +58,8 @@ typedef enum sp_status {
   SP_ERROR_DEVICE_LOST = 13,      /* a device fault or a context reset: every later call fails, frees are harmless */
   SP_ERROR_GOING_DOWN = 14,       /* the driver is being torn down, or this process is a forked child (use spawn) */
   SP_ERROR_POOL_CLOSED = 15,
-  SP_ERROR_FAULT = 16,   /* option on_fault=raise, and a fault was found */
-  SP_ERROR_INTERNAL = 17, /* a bug in streampool; please report it */
+  SP_ERROR_FAULT = 16,        /* option on_fault=raise, and a fault was found */
+  SP_ERROR_INTERNAL = 17,     /* a bug in streampool; please report it */
   SP_ERROR_SIZE_MISMATCH = 18 /* the block has another size than the free says; nothing was changed */
 } sp_status;
 

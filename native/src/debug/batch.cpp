@@ -40,7 +40,8 @@ std::vector<Fault> faults_of(std::vector<Finding> findings, const std::vector<Su
     fault.found_by_check = now.check;
     fault.last_good_check = subject.good.check;
     fault.last_good_time = subject.good.time;
-    fault.scopes = scopes_between(std::max(subject.good.moment, subject.block->allocated_moment), now.moment, kScopesShown);
+    fault.scopes =
+        scopes_between(std::max(subject.good.moment, subject.block->allocated_moment), now.moment, kScopesShown);
     fault.note = std::move(finding.note);
     out.push_back(std::move(fault));
   }
@@ -310,9 +311,9 @@ bool Debugger::Impl::finish(bool wait, Outcome* out) {
   std::vector<Range> bad = repairs_of(batch.job.found, watched.probes);
   Good found_at = now;
   found_at.time = device.now();
-  std::vector<Fault> found = faults_of(
-      read_evidence(watched.subjects, watched.ranges, watched.probes, std::move(batch.job.found), key),
-      watched.subjects, found_at);
+  std::vector<Fault> found =
+      faults_of(read_evidence(watched.subjects, watched.ranges, watched.probes, std::move(batch.job.found), key),
+                watched.subjects, found_at);
   out->faults = found.size();
   publish(std::move(found));
   // Before anybody else can have the memory.

@@ -1,5 +1,5 @@
-// How a call stack is taken is known to whoever runs the program's frames: the Python extension says so. Calls that come
-// through the C ABI ask here. Imports fault.
+// How a call stack is taken is known to whoever runs the program's frames: the Python extension says so. Calls that
+// come through the C ABI ask here. Imports fault.
 #pragma once
 
 #include "fault.hpp"

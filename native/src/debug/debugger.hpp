@@ -90,9 +90,9 @@ class Debugger {
 
   // New memory from the driver: filled and awaited before any of it is handed out. No-op unless the whole is filled.
   driver::Status on_new_memory(Address begin, Bytes size);
-  // A block is about to be handed out, and is in nobody's list yet; its memory is complete. Queues nothing where the pattern is in place already;
-  // writes the guards where bodies are filled only at their edges, or not at all. After a failure the block should not
-  // be handed out, but freed at once: its guards hold no pattern, and are not judged.
+  // A block is about to be handed out, and is in nobody's list yet; its memory is complete. Queues nothing where the
+  // pattern is in place already; writes the guards where bodies are filled only at their edges, or not at all. After a
+  // failure the block should not be handed out, but freed at once: its guards hold no pattern, and are not judged.
   driver::Status on_allocate(const BlockFacts& block);
   // A live block was freed. Takes it over.
   void on_free(FreedBlock block);

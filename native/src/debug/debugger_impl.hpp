@@ -28,11 +28,11 @@ struct Debugger::Impl {
 
   // What one batch is asked to do.
   struct Round {
-    bool fresh = true;         // take in what was freed since the last batch
-    bool freed = true;         // freed blocks take part
-    bool ask_all = false;      // ask every waiting block whether its work is done, and take all that are
-    bool verify_held = false;  // verify every held block, not only those that leave
-    Bytes at_least = 0;        // bytes that should leave the quarantine, beyond what its bounds drive out
+    bool fresh = true;                   // take in what was freed since the last batch
+    bool freed = true;                   // freed blocks take part
+    bool ask_all = false;                // ask every waiting block whether its work is done, and take all that are
+    bool verify_held = false;            // verify every held block, not only those that leave
+    Bytes at_least = 0;                  // bytes that should leave the quarantine, beyond what its bounds drive out
     std::span<const BlockFacts> live{};  // their guards are verified
   };
   struct Outcome {
@@ -58,7 +58,7 @@ struct Debugger::Impl {
     Watch watched;
     driver::PatternJob job;
     bool started = false;  // the driver has the job
-    double time = 0;  // when it was started, and the moment
+    double time = 0;       // when it was started, and the moment
     Moment moment = 0;
   };
 

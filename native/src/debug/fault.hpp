@@ -42,8 +42,8 @@ std::string_view fault_meaning(FaultKind kind);
 enum class BlockState : std::uint8_t { live, released, quarantined, freed };
 std::string_view block_state_word(BlockState state);
 
-// Where a block lies that has pages of its own between unmapped ones: at their end, where a byte beyond it faults, or at
-// their start.
+// Where a block lies that has pages of its own between unmapped ones: at their end, where a byte beyond it faults, or
+// at their start.
 enum class PageGuard : std::uint8_t { none, right, left };
 std::string_view page_guard_word(PageGuard guard);
 

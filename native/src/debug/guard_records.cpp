@@ -88,16 +88,16 @@ GuardRecords::~GuardRecords() {
   if (!path_.empty()) give_up_path(path_);
 }
 
-bool GuardRecords::open(const std::string& path, const std::string& pool, const std::string& device,
-                        std::uint64_t seed, std::string* error) {
+bool GuardRecords::open(const std::string& path, const std::string& pool, const std::string& device, std::uint64_t seed,
+                        std::string* error) {
   path_ = own_path(path);
   file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
   if (file_ < 0) {
     *error = "'" + path_ + "' cannot be written: " + std::strerror(errno);
     return false;
   }
-  head_ = "{\"schema\":\"urn:streampool:page-guards:1\",\"pid\":" + std::to_string(::getpid()) + ",\"pool\":" +
-          quoted(pool) + ",\"device\":" + quoted(device) + ",\"seed\":" + std::to_string(seed) + "}\n";
+  head_ = "{\"schema\":\"urn:streampool:page-guards:1\",\"pid\":" + std::to_string(::getpid()) +
+          ",\"pool\":" + quoted(pool) + ",\"device\":" + quoted(device) + ",\"seed\":" + std::to_string(seed) + "}\n";
   const std::lock_guard lock(mutex_);
   write(head_);
   return true;
@@ -145,10 +145,9 @@ void GuardRecords::allocated(const BlockFacts& block, const ResolveStack& resolv
                          ",\"size\":" + std::to_string(block.size) + ",\"begin\":" + std::to_string(block.begin) +
                          ",\"reserved\":" + std::to_string(block.reserved) + ",\"pages\":\"" +
                          std::string(page_guard_word(block.pages)) + "\",\"stream\":" + std::to_string(block.stream) +
-                         ",\"thread\":" + std::to_string(block.allocated_thread) +
-                         ",\"time\":" + seconds(block.allocated_time) + ",\"stack\":" +
-                         std::to_string(block.allocated_at) + ",\"raw\":" + (block.raw ? "true" : "false") +
-                         ",\"tag\":" + quoted(block.tag) + "}\n");
+                         ",\"thread\":" + std::to_string(block.allocated_thread) + ",\"time\":" +
+                         seconds(block.allocated_time) + ",\"stack\":" + std::to_string(block.allocated_at) +
+                         ",\"raw\":" + (block.raw ? "true" : "false") + ",\"tag\":" + quoted(block.tag) + "}\n");
   idle_[block.stream] = false;
 }
 
@@ -162,9 +161,9 @@ void GuardRecords::used_on(std::uint64_t serial, std::uint64_t stream) {
 void GuardRecords::freed(const BlockFacts& block, const ResolveStack& resolve) {
   write_stack(block.freed_at, resolve);
   const std::lock_guard lock(mutex_);
-  keep(block.serial, event("freed", block.serial) + ",\"stream\":" + std::to_string(block.stream) +
-                         ",\"thread\":" + std::to_string(block.freed_thread) + ",\"time\":" +
-                         seconds(block.freed_time) + ",\"stack\":" + std::to_string(block.freed_at) + "}\n");
+  keep(block.serial, event("freed", block.serial) + ",\"stream\":" + std::to_string(block.stream) + ",\"thread\":" +
+                         std::to_string(block.freed_thread) + ",\"time\":" + seconds(block.freed_time) +
+                         ",\"stack\":" + std::to_string(block.freed_at) + "}\n");
 }
 
 void GuardRecords::revoked(std::uint64_t serial) {

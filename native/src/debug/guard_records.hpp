@@ -41,8 +41,8 @@ class GuardRecords {
   std::atomic<int> file_{-1};
   std::string path_, head_;
   Bytes written_ = 0;
-  std::map<std::uint64_t, std::string> blocks_;   // the lines of each block that is not dropped
-  std::map<std::uint64_t, bool> idle_;            // streams, as last written
+  std::map<std::uint64_t, std::string> blocks_;  // the lines of each block that is not dropped
+  std::map<std::uint64_t, bool> idle_;           // streams, as last written
   std::map<StackId, std::string> stacks_;
 };
 

@@ -38,9 +38,7 @@ driver::Range Guards::back(const BlockFacts& block) const {
 }
 
 // Of a slack that is written at allocation: none where nothing is checked.
-Bytes Guards::near_body() const {
-  return options_.checks() ? std::max(options_.guard_bytes, kEdgeBackBytes) : 0;
-}
+Bytes Guards::near_body() const { return options_.checks() ? std::max(options_.guard_bytes, kEdgeBackBytes) : 0; }
 
 void Guards::body(const BlockFacts& block, std::vector<driver::Range>* out) const {
   if (!options_.fill || block.size == 0) return;

@@ -25,14 +25,14 @@ struct PageGuardOptions {
 };
 
 struct Options {
-  bool track = false;              // keep serial, thread, time and stack of every block
-  Bytes guard_bytes = 0;           // known bytes before and after each block; 0: no guards
-  bool fill = false;               // free memory holds the pattern; freed bodies are filled and verified
-  Bytes fill_edge_bytes = 0;       // 0: whole bodies; N: only the first and last N bytes of a body
-  Bytes quarantine_bytes = 0;      // freed blocks kept back, first in first out; 0: they leave after their check
+  bool track = false;                   // keep serial, thread, time and stack of every block
+  Bytes guard_bytes = 0;                // known bytes before and after each block; 0: no guards
+  bool fill = false;                    // free memory holds the pattern; freed bodies are filled and verified
+  Bytes fill_edge_bytes = 0;            // 0: whole bodies; N: only the first and last N bytes of a body
+  Bytes quarantine_bytes = 0;           // freed blocks kept back, first in first out; 0: they leave after their check
   std::uint32_t quarantine_blocks = 0;  // and at most so many; 0: any number
   double quarantine_age = 0;            // and none longer than so many seconds; 0: for ever
-  bool count_untouched = false;    // count the bytes of freed bodies that were never written (whole fill only)
+  bool count_untouched = false;         // count the bytes of freed bodies that were never written (whole fill only)
   // A batch of checks is due after so many frees, so many freed bytes, or so many seconds.
   std::uint32_t check_every = 64;
   Bytes check_bytes = 32 * kMiB;

@@ -30,12 +30,12 @@ struct SourceFrame {
 using ResolveStack = std::function<std::vector<SourceFrame>(StackId)>;
 
 struct PageGuardTotals {
-  std::uint64_t guarded = 0;    // blocks that got pages of their own
-  std::uint64_t live = 0;       // of them not revoked yet
-  Bytes bytes = 0;              // behind them
-  std::uint64_t over_cap = 0;   // that should have got some, and did not: the cap was reached,
-  std::uint64_t refused = 0;    // the limit or the driver refused them,
-  std::uint64_t covered = 0;    // or their call site had its share when little room was left (sampled only)
+  std::uint64_t guarded = 0;   // blocks that got pages of their own
+  std::uint64_t live = 0;      // of them not revoked yet
+  Bytes bytes = 0;             // behind them
+  std::uint64_t over_cap = 0;  // that should have got some, and did not: the cap was reached,
+  std::uint64_t refused = 0;   // the limit or the driver refused them,
+  std::uint64_t covered = 0;   // or their call site had its share when little room was left (sampled only)
 };
 
 class PageGuards {

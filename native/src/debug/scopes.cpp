@@ -84,8 +84,7 @@ std::vector<std::string> scopes_between(Moment from, Moment to, std::size_t most
   std::vector<std::string> out;
   const std::size_t left_out = found.size() - std::min(found.size(), most);
   for (std::size_t i = left_out; i < found.size(); ++i)
-    out.push_back(found[i].count == 1 ? found[i].name
-                                      : found[i].name + " (" + std::to_string(found[i].count) + " x)");
+    out.push_back(found[i].count == 1 ? found[i].name : found[i].name + " (" + std::to_string(found[i].count) + " x)");
   if (left_out != 0) out.push_back("and " + std::to_string(left_out) + " earlier ones");
   return out;
 }

@@ -21,7 +21,8 @@ Moment now_moment() noexcept;
 std::uint64_t enter_scope(std::string_view name) noexcept;
 void leave_scope(std::uint64_t number) noexcept;
 // Names of the scopes that were open at some moment in (from, to], in the order of their entry, outer
-// ones first; entered more than once: "name (3 x)". At most `most`, the latest, and a last line that says how many more.
+// ones first; entered more than once: "name (3 x)". At most `most`, the latest, and a last line that says how many
+// more.
 std::vector<std::string> scopes_between(Moment from, Moment to, std::size_t most);
 
 }  // namespace streampool::debug

@@ -233,9 +233,9 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     guard_records_.allocated(facts_of(*out->record, out->address), hooks_.resolve_stack);
   if (regions_ != nullptr && request.size != 0) {
     const std::uint64_t serial = facts_of(*out->record, out->address).serial;
-    regions_->add_region(out->address, request.size,
-                         "streampool block #" + std::to_string(serial) +
-                             (request.tag.empty() ? "" : " " + std::string(request.tag)));
+    regions_->add_region(
+        out->address, request.size,
+        "streampool block #" + std::to_string(serial) + (request.tag.empty() ? "" : " " + std::string(request.tag)));
   }
   if (!status.ok()) {
     Failure ignored;

@@ -69,8 +69,8 @@ ThreadBanks::~ThreadBanks() {
 std::shared_ptr<debug::MemoryRegions> settle_regions(Kind kind, Options* options) {
   using Regions = Options::Regions;
   if (kind != Kind::device || options->regions == Regions::off) return nullptr;
-  const bool asked = options->regions == Regions::on ||
-                     (options->debug.enabled() && debug::MemoryRegions::is_sanitizer());
+  const bool asked =
+      options->regions == Regions::on || (options->debug.enabled() && debug::MemoryRegions::is_sanitizer());
   std::shared_ptr<debug::MemoryRegions> tool = asked ? debug::MemoryRegions::attached() : nullptr;
   if (tool == nullptr) return nullptr;
   constexpr Bytes kLeastGap = 256;  // between blocks

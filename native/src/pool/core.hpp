@@ -572,7 +572,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::atomic<std::uint64_t> host_waits_{0}, oom_{0}, trampled_{0}, legacy_fences_{0}, slab_cuts_{0}, handles_moved_{0};
 
   std::unique_ptr<debug::Debugger> debugger_;
-  std::atomic<bool> deep_check_{false};  // somebody waits for the debugger's answer
+  std::atomic<bool> deep_check_{false};            // somebody waits for the debugger's answer
   std::shared_ptr<debug::MemoryRegions> regions_;  // of an attached tool
   std::unique_ptr<debug::PageGuards> page_guards_;
   debug::GuardRecords guard_records_;

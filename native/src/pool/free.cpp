@@ -56,8 +56,8 @@ Errc Core::free(Address address, const FreeRequest& request, Failure* failure) {
   Failure unnamed;
   const Errc stream = name_for_free(request, &named, &unnamed);
   // The usual case in one step; what it does not take is looked at in full, and with it what is wrong.
-  if (Freed freed;
-      ordinary_ && named.heap() != nullptr && !request.size.has_value() && lock_and_take_back(address, named, *named.heap(), &freed)) {
+  if (Freed freed; ordinary_ && named.heap() != nullptr && !request.size.has_value() &&
+                   lock_and_take_back(address, named, *named.heap(), &freed)) {
     freed_now(named, *named.heap(), freed, request);
     return Errc::ok;
   }

@@ -203,9 +203,10 @@ void Core::dissect(driver::Status status) {
                             : facts.address - facts.begin;
     const std::string side = facts.pages == debug::PageGuard::right ? "behind its end" : "before its start";
     one.candidate.block = facts;
-    one.candidate.why = revoked ? "freed, and its pages revoked: any access faults"
-                                : std::string(facts.state == debug::BlockState::live ? "live" : "freed, not revoked yet") +
-                                      ": an access " + std::to_string(slack) + " bytes or more " + side + " faults";
+    one.candidate.why = revoked
+                            ? "freed, and its pages revoked: any access faults"
+                            : std::string(facts.state == debug::BlockState::live ? "live" : "freed, not revoked yet") +
+                                  ": an access " + std::to_string(slack) + " bytes or more " + side + " faults";
     one.candidate.why += "; used on stream" + std::string(used.size() == 1 ? " " : "s ") + streams;
     looked.push_back(std::move(one));
   };
@@ -271,8 +272,8 @@ void Core::dissect(driver::Status status) {
   const debug::PageGuardTotals totals = page_guards_->totals();
   if (const std::uint64_t without = totals.over_cap + totals.refused; without != 0)
     fault.note += "; " + std::to_string(without) + " blocks had no pages of their own (cap, limit or driver)";
-  fault.note += ". Sides were drawn with page_guard_seed=" +
-                std::to_string(debug::PageGuards::seed_of(options_.debug.pages));
+  fault.note +=
+      ". Sides were drawn with page_guard_seed=" + std::to_string(debug::PageGuards::seed_of(options_.debug.pages));
   debugger_->report(std::move(fault));
 }
 

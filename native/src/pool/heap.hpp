@@ -107,8 +107,8 @@ struct alignas(128) Heap {
 
   // As far as is known no work is under way: everything before a ticket that is younger than the last call is done.
   bool drained() const {
-    return stream.idle() && stream.completed.load(std::memory_order_acquire) >
-                                named_ticket.load(std::memory_order_relaxed);
+    return stream.idle() &&
+           stream.completed.load(std::memory_order_acquire) > named_ticket.load(std::memory_order_relaxed);
   }
 
   static Heap* of(order::StreamState* stream) { return reinterpret_cast<Heap*>(stream); }

@@ -73,7 +73,8 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"page_guard_side", OptionType::choice, "random", "random|right|left",
      "where a block lies in its pages: at their end, so that a byte behind it faults, or at their start"},
     {"page_guard_cap", OptionType::size, "4294967296", "",
-     "most bytes behind blocks with pages of their own, and never more than half of the limit or of the device's memory; "
+     "most bytes behind blocks with pages of their own, and never more than half of the limit or of the device's "
+     "memory; "
      "further blocks get guard bytes, and are counted"},
     {"page_guard_kept", OptionType::integer, "4096", "",
      "freed blocks whose addresses stay unmapped, so that an access after the free faults"},
@@ -81,7 +82,8 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"page_guard_records", OptionType::text, "", "",
      "a file for the records of such blocks, which outlives the process; empty: none"},
     {"nvtx_regions", OptionType::choice, "auto", "off|auto|on",
-     "tell an attached tool where each block lies, as compute-sanitizer --nvtx=yes, which then reports the instruction of "
+     "tell an attached tool where each block lies, as compute-sanitizer --nvtx=yes, which then reports the instruction "
+     "of "
      "a stray access; segments are driver allocations, and the tool checks instead of the pool. auto: in debug modes, "
      "under a sanitizer; without a tool nothing changes"},
     {"max_faults", OptionType::integer, "100", "", "faults kept in full; more are counted"},

@@ -151,8 +151,8 @@ struct GuardedPages {
   std::vector<UsedStream> used;  // by then
 };
 
-// A block above the largest class, one extent; or one with pages of its own, of any size, and no extent. Late frees look at what is atomic before they know whether it is still
-// theirs.
+// A block above the largest class, one extent; or one with pages of its own, of any size, and no extent. Late frees
+// look at what is atomic before they know whether it is still theirs.
 struct alignas(128) LargeBlock {  // as Heap: blocks of two threads share no pair of cache lines
   BlockRecord record;
   Core* core = nullptr;

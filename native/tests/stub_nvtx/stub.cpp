@@ -1,5 +1,5 @@
-// A stand-in for a tool that is attached through NVTX and takes memory regions: it writes down what it is told. Declares
-// by itself what the tool and the headers agree on (nvToolsExtMem.h), so that a mistake of ours is seen.
+// A stand-in for a tool that is attached through NVTX and takes memory regions: it writes down what it is told.
+// Declares by itself what the tool and the headers agree on (nvToolsExtMem.h), so that a mistake of ours is seen.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

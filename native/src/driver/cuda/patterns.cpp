@@ -15,9 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr unsigned kMaxPieces = 16384;    // of one launch: up to 4 GiB; 1.5 MiB of pinned memory
+constexpr unsigned kMaxPieces = 16384;     // of one launch: up to 4 GiB; 1.5 MiB of pinned memory
 constexpr unsigned kMailboxPieces = 8192;  // of one job: up to 2 GiB; 768 KiB of pinned memory
-constexpr double kCallOffSeconds = 0.05;  // more than a block that has already started needs for its piece
+constexpr double kCallOffSeconds = 0.05;   // more than a block that has already started needs for its piece
 constexpr auto kSpin = std::chrono::microseconds(200);  // most launches are done by then: poll without sleeping
 
 // Cuts ranges into pieces, as many as fit one launch at a time.
@@ -114,8 +114,8 @@ Result Patterns::make_mailboxes() {
   const Api& api = *session_->api;
   for (Mailbox& box : mailboxes_) {
     void* memory = nullptr;
-    if (const Result r =
-            api.cuMemHostAlloc(&memory, kMailboxPieces * sizeof(PatternPiece), kHostAllocPortable | kHostAllocDeviceMap))
+    if (const Result r = api.cuMemHostAlloc(&memory, kMailboxPieces * sizeof(PatternPiece),
+                                            kHostAllocPortable | kHostAllocDeviceMap))
       return r;
     box.pieces = static_cast<PatternPiece*>(memory);
     if (const Result r = api.cuMemHostGetDevicePointer(&box.device_pieces, memory, 0)) return r;

@@ -47,7 +47,7 @@ class Patterns {
     PatternPiece* pieces = nullptr;  // pinned
     DevicePtr device_pieces = 0;
     Event done = nullptr;
-    unsigned verify = 0, fill = 0;  // so many pieces
+    unsigned verify = 0, fill = 0;                                                // so many pieces
     enum class State : unsigned char { free, queued, left } state = State::free;  // left: called off, and still there
   };
   static constexpr unsigned kMailboxes = 4;
@@ -71,8 +71,8 @@ class Patterns {
   PatternPiece* pieces_ = nullptr;  // pinned; written by the host before and by the kernel during a launch
   DevicePtr device_pieces_ = 0;     // the same memory as the device sees it
   std::array<Mailbox, kMailboxes> mailboxes_;
-  std::mutex mutex_;                // one job at a time
-  bool unfinished_ = false;         // an earlier job may still be on the stream, and hold `pieces_`
+  std::mutex mutex_;         // one job at a time
+  bool unfinished_ = false;  // an earlier job may still be on the stream, and hold `pieces_`
 };
 
 // The same on the host, for pinned memory.
