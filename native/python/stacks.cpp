@@ -164,12 +164,14 @@ Place place_of(std::uintptr_t address) {
 
 // -- in words
 
+constexpr const char* kNoText = "?";  // a file name that is no text
+
 std::string text_of(PyObject* object) {
   Py_ssize_t size = 0;
   const char* words = PyUnicode_AsUTF8AndSize(object, &size);
   if (words != nullptr) return {words, static_cast<std::size_t>(size)};
-  PyErr_Clear();  // a file name that is no text
-  return "?";
+  PyErr_Clear();
+  return kNoText;
 }
 
 debug::SourceFrame in_words(const Frame& frame) {
@@ -244,7 +246,7 @@ debug::StackId capture_stack(int depth, int native_depth) noexcept {
 
 std::string site_of(debug::StackId stack) {
   const std::vector<debug::SourceFrame> frames = frames_of(stack);
-  if (frames.empty()) return {};
+  if (frames.empty() || frames[0].file == kNoText) return {};  // the number of the stack stays
   return frames[0].file + ":" + std::to_string(frames[0].line) + " in " + frames[0].function;
 }
 

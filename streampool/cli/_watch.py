@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import os
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from streampool import config, session
 from streampool import device as devices
 from streampool._findings import PoolFindings, Session
+from streampool._paths import library_path
 from streampool.cli._program import NoProgram, Program
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ def run(
     suppressions: Suppressions | None = None,
 ) -> int:
     """Run `program` to its end, print the report to standard error, write it to `report`, and give the exit code."""
+    # The program's NVTX ranges name the window of a fault, unless another tool takes them.
+    os.environ.setdefault("NVTX_INJECTION64_PATH", str(library_path()))
     config.override_mode(mode)
     devices.override_default(device)
     watching = session.begin()

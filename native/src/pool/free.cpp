@@ -38,7 +38,9 @@ bool Core::lock_and_take_back(const Name& name, const Named& named, Heap& heap, 
 template <typename Name>
 bool Core::free_at_home(const Name& name, const FreeRequest& request) {
   ThreadCache& cache = thread_cache();
-  if (!request.stream.has_value() || !at_home(cache, *request.stream) || !request.fence_too.empty()) return false;
+  if (!request.stream.has_value() || request.size.has_value() || !at_home(cache, *request.stream) ||
+      !request.fence_too.empty())
+    return false;
   Freed freed;
   {
     Heap& heap = *cache.heap;
