@@ -7,7 +7,7 @@ namespace streampool::python {
 namespace {
 
 constexpr int kTriedDepth = 64;
-bool g_inside = false;
+bool g_walks_inside = false;
 
 }  // namespace
 
@@ -89,11 +89,11 @@ bool try_walk_inside() noexcept {
   PythonFrame inside[kTriedDepth], outside[kTriedDepth];
   const int count = walk_public(outside, kTriedDepth);
   // What cannot be compared is not trusted: the module is always imported by somebody's frame.
-  g_inside = count > 0 && walk_inside(inside, kTriedDepth) == count &&
+  g_walks_inside = count > 0 && walk_inside(inside, kTriedDepth) == count &&
              std::equal(inside, inside + count, outside, [](const PythonFrame& a, const PythonFrame& b) {
                return a.code == b.code && a.instruction == b.instruction;
              });
-  return g_inside;
+  return g_walks_inside;
 }
 
 #else
@@ -119,9 +119,9 @@ int walk_public(PythonFrame* frames, int depth) noexcept {
 }
 
 int walk_frames(PythonFrame* frames, int depth) noexcept {
-  return g_inside ? walk_inside(frames, depth) : walk_public(frames, depth);
+  return g_walks_inside ? walk_inside(frames, depth) : walk_public(frames, depth);
 }
 
-bool walks_inside() noexcept { return g_inside; }
+bool walks_inside() noexcept { return g_walks_inside; }
 
 }  // namespace streampool::python
