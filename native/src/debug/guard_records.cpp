@@ -15,7 +15,7 @@ namespace {
 // History is thrown away when it is most of so much.
 constexpr Bytes kCompactAt = 16 * kMiB;
 
-std::string quoted(std::string_view text) {
+std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -97,7 +97,7 @@ bool GuardRecords::open(const std::string& path, const std::string& pool, const 
     return false;
   }
   head_ = "{\"schema\":\"urn:streampool:page-guards:1\",\"pid\":" + std::to_string(::getpid()) +
-          ",\"pool\":" + quoted(pool) + ",\"device\":" + quoted(device) + ",\"seed\":" + std::to_string(seed) + "}\n";
+          ",\"pool\":" + json_text(pool) + ",\"device\":" + json_text(device) + ",\"seed\":" + std::to_string(seed) + "}\n";
   const std::lock_guard lock(mutex_);
   write(head_);
   return true;
@@ -129,8 +129,8 @@ void GuardRecords::write_stack(StackId stack, const ResolveStack& resolve) {
   bool first = true;
   if (resolve)
     for (const SourceFrame& frame : resolve(stack)) {
-      line += std::string(first ? "" : ",") + "{\"file\":" + quoted(frame.file) +
-              ",\"line\":" + std::to_string(frame.line) + ",\"function\":" + quoted(frame.function) + "}";
+      line += std::string(first ? "" : ",") + "{\"file\":" + json_text(frame.file) +
+              ",\"line\":" + std::to_string(frame.line) + ",\"function\":" + json_text(frame.function) + "}";
       first = false;
     }
   line += "]}\n";
@@ -147,7 +147,7 @@ void GuardRecords::allocated(const BlockFacts& block, const ResolveStack& resolv
                          std::string(page_guard_word(block.pages)) + "\",\"stream\":" + std::to_string(block.stream) +
                          ",\"thread\":" + std::to_string(block.allocated_thread) + ",\"time\":" +
                          seconds(block.allocated_time) + ",\"stack\":" + std::to_string(block.allocated_at) +
-                         ",\"raw\":" + (block.raw ? "true" : "false") + ",\"tag\":" + quoted(block.tag) + "}\n");
+                         ",\"raw\":" + (block.raw ? "true" : "false") + ",\"tag\":" + json_text(block.tag) + "}\n");
   idle_[block.stream] = false;
 }
 
@@ -195,7 +195,7 @@ void GuardRecords::idle(std::uint64_t stream) {
 
 void GuardRecords::lost(const std::string& error) {
   const std::lock_guard lock(mutex_);
-  write("{\"event\":\"lost\",\"error\":" + quoted(error) + "}\n");
+  write("{\"event\":\"lost\",\"error\":" + json_text(error) + "}\n");
 }
 
 // The same file without its history, put in its place in one step.
