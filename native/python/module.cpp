@@ -13,6 +13,7 @@ NB_MODULE(_core, m) {
   bind_stacks(m);
   bind_scopes(m);
   bind_pool(m);
+  bind_pulse(m);
   bind_buffer(m);
   bind_replay(m);
   bind_bench(m);

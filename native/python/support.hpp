@@ -59,6 +59,7 @@ void bind_buffer(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_options(nb::module_& m);
 void bind_pool(nb::module_& m);
+void bind_pulse(nb::module_& m);
 void bind_replay(nb::module_& m);
 void bind_scopes(nb::module_& m);
 void bind_sim(nb::module_& m);

@@ -227,7 +227,7 @@ void Debugger::Impl::give_back(std::vector<Item> items, Outcome* out) {
   {
     const std::lock_guard lock(mutex);
     totals.quarantined_blocks -= items.size();
-    totals.quarantined_bytes -= reserved;
+    quarantined_now.store(totals.quarantined_bytes -= reserved, std::memory_order_relaxed);
   }
   for (const Item& item : items) host.give_back(item.freed.cookie);
 }

@@ -65,7 +65,7 @@ void Debugger::Impl::keep(Fault fault) {
   static std::atomic<std::uint64_t> next_number{1};  // running, per process
   if (fault.number == 0) fault.number = next_number.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(mutex);
-  ++totals.faults;
+  faults_now.store(++totals.faults, std::memory_order_relaxed);
   if (kept_faults >= options.max_faults) {
     ++totals.faults_dropped;
     return;
@@ -128,7 +128,7 @@ void Debugger::on_free(FreedBlock block) {
   const std::lock_guard lock(impl.mutex);
   ++impl.totals.blocks_freed;
   ++impl.totals.quarantined_blocks;
-  impl.totals.quarantined_bytes += reserved;
+  impl.quarantined_now.store(impl.totals.quarantined_bytes += reserved, std::memory_order_relaxed);
   const Good good = impl.good_of(block.facts.serial);
   const bool unguarded = std::erase(impl.unguarded, block.facts.address) != 0;
   Item item;
@@ -223,6 +223,10 @@ std::vector<std::pair<StackId, SiteUsage>> Debugger::usage() const {
   const std::lock_guard lock(impl_->mutex);
   if (!impl_->usage) return {};
   return {impl_->usage->begin(), impl_->usage->end()};
+}
+
+Debugger::Pulse Debugger::pulse() const {
+  return {impl_->quarantined_now.load(std::memory_order_relaxed), impl_->faults_now.load(std::memory_order_relaxed)};
 }
 
 Totals Debugger::totals() const {

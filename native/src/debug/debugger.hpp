@@ -112,6 +112,12 @@ class Debugger {
   // Faults found since the last call.
   std::vector<Fault> take_faults();
   Totals totals() const;
+  // Of the totals, what can be read without the lock that frees take.
+  struct Pulse {
+    Bytes quarantined_bytes = 0;
+    std::uint64_t faults = 0;
+  };
+  Pulse pulse() const;
   // By the stack that allocated, where `count_untouched` asks for it.
   std::vector<std::pair<StackId, SiteUsage>> usage() const;
 

@@ -118,6 +118,9 @@ struct Debugger::Impl {
   const Guards guards;
   const std::uint64_t key;
   std::atomic<bool> due{false};
+  // As in `totals`, and written with it, under the mutex.
+  std::atomic<Bytes> quarantined_now{0};
+  std::atomic<std::uint64_t> faults_now{0};
   std::atomic<double> next_time{kNever};  // when a batch is due without another free
 
   mutable std::mutex mutex;  // guards what stands below

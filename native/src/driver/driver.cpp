@@ -72,6 +72,12 @@ std::array<std::uint64_t, kCallCount> Driver::calls() const {
   return all;
 }
 
+CallTimes& Driver::call_times() const {
+  CallTimes* times = times_.load(std::memory_order_acquire);
+  if (times == nullptr) times_.store(times = &call_times_of(name()), std::memory_order_release);
+  return *times;
+}
+
 std::shared_ptr<Driver> open(std::string_view device, OpenError* kind, std::string* error) {
   int ordinal = 0;
   if (parse_ordinal(device, "sim", &ordinal)) return sim::open(ordinal, kind, error);

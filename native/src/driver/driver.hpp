@@ -12,6 +12,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "../base/types.hpp"
+#include "call_times.hpp"
 
 namespace streampool::driver {
 
@@ -86,6 +88,27 @@ inline constexpr std::array<const char*, kCallCount> kCallNames = {
     STREAMPOOL_DRIVER_CALLS(STREAMPOOL_ROW)
 #undef STREAMPOOL_ROW
 };
+
+// What sort of memory work a call is; count_: none.
+constexpr MemoryWork memory_work(Call call) {
+  switch (call) {
+    case Call::mem_alloc:
+    case Call::mem_alloc_host:
+    case Call::mem_alloc_managed:
+    case Call::mem_create:
+    case Call::pool_alloc: return MemoryWork::alloc;
+    case Call::mem_map:
+    case Call::mem_set_access: return MemoryWork::map;
+    case Call::mem_unmap: return MemoryWork::unmap;
+    case Call::mem_free:
+    case Call::mem_free_host:
+    case Call::mem_free_managed:
+    case Call::mem_release:
+    case Call::pool_free:
+    case Call::pool_trim: return MemoryWork::free;
+    default: return MemoryWork::count_;
+  }
+}
 
 struct Capabilities {
   bool virtual_memory = false;  // address_reserve, mem_create, mem_map, …
@@ -240,12 +263,35 @@ class Driver : public std::enable_shared_from_this<Driver> {
 
   // How often each call was made, from whatever side. `calls()[Call::mem_create]`.
   std::array<std::uint64_t, kCallCount> calls() const;
+  // How long the calls for memory took, on the host's own clock, simulated or not.
+  CallTimes& call_times() const;
 
  protected:
+  // Times a call for memory from here to its end; other calls cost a comparison.
+  class Timed {
+   public:
+    Timed(const Driver& driver, Call call) : driver_(driver), work_(memory_work(call)) {
+      if (work_ != MemoryWork::count_) begin_ = std::chrono::steady_clock::now();
+    }
+    Timed(const Timed&) = delete;
+    Timed& operator=(const Timed&) = delete;
+    ~Timed() {
+      if (work_ == MemoryWork::count_) return;
+      const auto passed = std::chrono::steady_clock::now() - begin_;
+      driver_.call_times().add(
+          work_, static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count()));
+    }
+
+   private:
+    const Driver& driver_;
+    const MemoryWork work_;
+    std::chrono::steady_clock::time_point begin_{};
+  };
   void count(Call call) { counts_[static_cast<std::size_t>(call)].fetch_add(1, std::memory_order_relaxed); }
 
  private:
   std::array<std::atomic<std::uint64_t>, kCallCount> counts_{};
+  mutable std::atomic<CallTimes*> times_{nullptr};
 };
 
 // Opens "cuda:N", "sim:N", "cuda", "sim" or "auto" (a GPU where there is one, else sim:0; a broken driver is an error

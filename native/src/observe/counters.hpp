@@ -6,20 +6,23 @@
 // kQuantum x threads while many do.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "../base/histogram.hpp"
 #include "../base/types.hpp"
+#include "size_histogram.hpp"
 
 namespace streampool::observe {
 
 inline constexpr std::int64_t kQuantum = 4 << 20;  // larger than the blocks of the fast path
 
-// Written by its thread alone (plain load and store), read by all; `peak` and `ceiling` are written by reset_peak()
-// too.
+// Written by its thread alone (plain load and store), read by all; the peaks and `ceiling` are written by reset_peak()
+// and end_window() too. `recent` is the peak of the window under way, and never above `peak`.
 struct alignas(128) ThreadCounters {
   std::atomic<std::uint64_t> allocations{0};
   std::atomic<std::uint64_t> frees{0};
@@ -28,14 +31,19 @@ struct alignas(128) ThreadCounters {
   std::atomic<std::int64_t> net{0};      // requested bytes of live blocks, as far as not published
   std::atomic<std::int64_t> ceiling{0};  // `net` up to here sets no new peak and needs no publishing
   std::atomic<std::int64_t> peak{0};
+  std::atomic<std::int64_t> recent{0};
   std::atomic<std::int64_t> guards{0};
   std::atomic<std::uint64_t> lookups{0};
+  std::array<std::atomic<std::uint64_t>, kSizeBuckets> sizes{};  // in 1/kCountUnit
+  std::atomic<std::uint64_t> sized_bytes{0};
   bool used = false;
 };
 
 struct Totals {
   std::int64_t in_use = 0, gross = 0, guards = 0, peak = 0;
+  std::int64_t recent = 0;  // the peak since the last end_window()
   std::uint64_t allocations = 0, frees = 0, allocated_bytes = 0, lookups = 0;
+  Bins<kSizeBuckets> sizes;
 };
 
 class CounterBank {
@@ -59,6 +67,12 @@ class CounterBank {
     return bump(c.net, -static_cast<std::int64_t>(size)) < -kQuantum;
   }
 
+  // A request of `size` bytes that stands for `bytes` (size_histogram.hpp).
+  static void on_size(ThreadCounters& c, Bytes size, Bytes bytes) {
+    bump(c.sizes[size_bucket(size)], size != 0 ? (bytes * kCountUnit + size / 2) / size : kCountUnit);
+    bump(c.sized_bytes, bytes);
+  }
+
   // A stream's identity was asked for.
   static void on_lookup(ThreadCounters& c) { bump(c.lookups, std::uint64_t{1}); }
 
@@ -67,6 +81,8 @@ class CounterBank {
 
   Totals totals() const;
   void reset_peak();
+  // Gives the peak of the window that ends here; from here on `recent` begins anew.
+  std::int64_t end_window();
 
  private:
   template <typename T, typename V>

@@ -72,7 +72,7 @@ void ExtentMap::link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp
   extent->index = &index;
   extent->stamp = stamp;
   index.by_size_.insert(extent);
-  index.bytes_ += extent->size;
+  index.count_in(extent->size);
   age_after(extent, after);
 }
 
@@ -80,14 +80,14 @@ void ExtentMap::link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp
   extent->index = &index;
   extent->stamp = stamp;
   index.by_size_.insert(extent);
-  index.bytes_ += extent->size;
+  index.count_in(extent->size);
   age_in(extent);
 }
 
 void ExtentMap::unlink_index(Extent* extent) {
   FreeIndex& index = *extent->index;
   index.by_size_.erase(extent);
-  index.bytes_ -= extent->size;
+  index.count_out(extent->size);
   age_out(extent);
   extent->index = nullptr;
 }
@@ -135,8 +135,10 @@ Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState st
     piece->next = from;
     (piece->prev != nullptr ? piece->prev->next : piece->range->first) = piece;
     from->prev = piece;
-    index->bytes_ -= size;
-    index->by_size_.change(from, begin + size, from->size - size);
+    const Bytes before = from->size, rest = from->size - size;
+    index->by_size_.change(from, begin + size, rest);
+    index->count_out(before);
+    index->count_in(rest);
     return piece;
   }
   const std::uint64_t stamp = from->stamp;
@@ -206,8 +208,10 @@ Extent* ExtentMap::put(Extent* extent, ExtentState state, FreeIndex& index, std:
     unlink_index(next);
     absorb_next(extent);
   }
-  index.bytes_ += size - kept->size;
+  const Bytes before = kept->size;
   index.by_size_.change(kept, begin, size);
+  index.count_out(before);
+  index.count_in(size);
   if (kept == prev) {
     kept->next = extent->next;
     if (kept->next != nullptr) kept->next->prev = kept;
@@ -259,6 +263,8 @@ std::string ExtentMap::validate() const {
         return "an extent is in an index when it is free or unmapped";
       if ((e->state == ExtentState::unmapped) != (e->index == &unmapped_))
         return "unmapped extents have an index of their own";
+      if (e->index != nullptr && e->index->largest() != e->index->greatest())
+        return "an index knows its largest extent";
       if (e->index != nullptr && !e->index->by_size_.has(e)) return "a free extent stands in its index under its size";
       if (prev != nullptr && prev->index != nullptr && prev->index == e->index && prev->stamp == e->stamp &&
           e->index->merges())

@@ -6,6 +6,7 @@
 // stamps; `free_bytes` of an index is the sum of its extents.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -71,8 +72,9 @@ class FreeIndex {
   bool merges() const { return merges_; }
   bool empty() const { return by_size_.empty(); }
   std::size_t count() const { return by_size_.count(); }
-  Bytes free_bytes() const { return bytes_; }
-  Bytes largest() const { return by_size_.empty() ? 0 : by_size_.largest()->size; }
+  // Both may be read without the lock that guards all else.
+  Bytes free_bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  Bytes largest() const { return largest_.load(std::memory_order_relaxed); }
   Extent* oldest() const { return oldest_; }
 
   // Best fit: the smallest extent that holds `size` bytes at a multiple of `alignment`, lowest address among equals.
@@ -85,8 +87,19 @@ class FreeIndex {
 
  private:
   friend class ExtentMap;
+  // After a change of the tree: one of `size` bytes more, or less.
+  void count_in(Bytes size) {
+    bytes_.store(free_bytes() + size, std::memory_order_relaxed);
+    if (size > largest()) largest_.store(size, std::memory_order_relaxed);
+  }
+  void count_out(Bytes size) {
+    bytes_.store(free_bytes() - size, std::memory_order_relaxed);
+    if (size == largest()) largest_.store(greatest(), std::memory_order_relaxed);
+  }
+  Bytes greatest() const { return by_size_.empty() ? 0 : by_size_.largest()->size; }
   SizeTree<Extent> by_size_;
-  Bytes bytes_ = 0;
+  std::atomic<Bytes> bytes_{0};
+  std::atomic<Bytes> largest_{0};
   Extent* oldest_ = nullptr;
   Extent* newest_ = nullptr;
   bool merges_;

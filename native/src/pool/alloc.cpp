@@ -214,6 +214,7 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
   } else if (found.path != Path::own) {
     count_path(found.path);
   }
+  if (!ordinary_) observe::CounterBank::on_size(counters(), request.size, request.size);  // each comes here
   if (debugger_ == nullptr) {
     *out = hand_out(request, need, named, found, request.tag.empty() && !options_.debug.track ? 0 : driver_->now());
     return Errc::ok;
@@ -270,10 +271,16 @@ void Core::ask_for_sample(AllocRequest* request) {
 }
 
 bool Core::sample_is_due(Bytes size) {
-  const Bytes allocated = counters().allocated_bytes.load(std::memory_order_relaxed);
+  observe::ThreadCounters& mine = counters();
+  const Bytes allocated = mine.allocated_bytes.load(std::memory_order_relaxed);
   ThreadCache& cache = thread_cache();
   // The sum, as on the fast path: others may have allocated meanwhile, in a callback, so that it is past already.
   if (size < ~Bytes{0} - allocated && allocated + size < cache.next_sample) return false;
+  // What lies behind the sampled byte counts as it is, what lies before it by the mean: as good as Sampler::weight on
+  // average, without an exponential function here.
+  const Bytes before = cache.next_sample - std::min(allocated, cache.next_sample);
+  if (ordinary_ && sampler_.mean() != 0)
+    observe::CounterBank::on_size(mine, size, sampler_.mean() + size - std::min(before, size));
   // From behind this block on.
   draw_sample(allocated + size);
   return sampler_.mean() != 0;

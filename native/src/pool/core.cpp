@@ -152,6 +152,7 @@ Core::Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, 
   debug::Host& host = *this;
   ordinary_ = !options_.debug.enabled() && !options_.debug.track && !host_visible(kind_);
   make_page_guards();
+  window_began_ = driver_->now();
   if (options_.debug.enabled()) debugger_ = std::make_unique<debug::Debugger>(*driver_, kind_, options_.debug, host);
 }
 
@@ -178,6 +179,7 @@ std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind 
     std::erase_if(registry().pools, [](const auto& p) { return p.expired(); });
     registry().pools.push_back(core);
   }
+  pulse_begin(*core);
   Bytes reserved = 0;
   if (options.initial != 0 && core->reserve(options.initial, &reserved, failure) != Errc::ok) return nullptr;
   return core;
@@ -238,6 +240,7 @@ void Core::reap() {
 }
 
 Core::~Core() {
+  pulse_end(*this);
   const bool ending = driver::ending() != driver::Ending::no;
   if (!ending) {
     free_guarded();

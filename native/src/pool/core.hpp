@@ -37,6 +37,7 @@
 #include "events.hpp"
 #include "heap.hpp"
 #include "options.hpp"
+#include "pulse.hpp"
 #include "record.hpp"
 #include "segments.hpp"
 #include "streams.hpp"
@@ -172,6 +173,10 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   TrimResult trim(Bytes keep);
   Stats stats();
   void reset_peaks();
+  // pulse.cpp: the numbers for metrics, without a lock of the fast path and without a driver call; and a look at fences
+  // that exist, with driver calls.
+  PulseRow pulse();
+  void look();
   CheckReport check(double timeout);
   std::vector<debug::BlockFacts> live_blocks();
   static bool live(const BlockRef& block) {
@@ -410,6 +415,12 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Grown grow(Heap* t, const Growth& growth, driver::Status* status);
   bool charge(Bytes bytes);
   void uncharge(Bytes bytes);
+  void count_misuse(Errc errc);
+  Bytes recent_peak(Bytes running);
+  void gave_back(Bytes bytes) {
+    trimmed_.fetch_add(bytes, std::memory_order_relaxed);
+    uncharge(bytes);
+  }
   void note_peak();
   Bytes idle_above_slack() const;
   Bytes movable_bytes();
@@ -569,6 +580,14 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::atomic<std::uint64_t> fruitless_at_{~std::uint64_t{0}};
   std::atomic<Bytes> leaving_{0};  // pieces on their way to the driver: charged, and in no range any more
   std::vector<std::pair<void*, Bytes>> zero_areas_;
+  // For metrics: growth refused, out-of-memory errors by reason, misuse of free, bytes given back, sizes of requests.
+  std::atomic<std::uint64_t> refused_limit_{0}, refused_driver_{0}, trimmed_{0};
+  std::array<std::atomic<std::uint64_t>, kOomReasonCount> failures_{};
+  std::array<std::atomic<std::uint64_t>, kMisuses> misuses_{};
+  static constexpr double kWindow = 60;  // seconds
+  std::mutex window_mutex_;
+  double window_began_ = 0;
+  Bytes last_window_peak_ = 0;
   std::atomic<std::uint64_t> host_waits_{0}, oom_{0}, trampled_{0}, legacy_fences_{0}, slab_cuts_{0}, handles_moved_{0};
 
   std::unique_ptr<debug::Debugger> debugger_;

@@ -31,6 +31,7 @@ std::string_view errc_word(Errc code);
 
 // Why an allocation failed (R12).
 enum class OomReason : std::uint8_t { driver, limit, fragmentation, pending, capture };
+inline constexpr std::size_t kOomReasonCount = 5;
 std::string_view oom_reason_word(OomReason reason);
 
 // What live blocks of one call site hold; where call stacks are sampled it is what the samples stand for.

@@ -310,6 +310,7 @@ void Core::settle_slot(Slab* slab, unsigned slot, MarkSet marks) {
       retire = heap.take_if_surplus(slab);
     } else {
       ++slab->waiting;
+      heap.count_waiting(1, slab->gross);
       heap.classes[slab->cls].waiting.push_back({slab, slot, std::move(marks)});
     }
   }

@@ -77,6 +77,9 @@ struct alignas(128) Heap {
   std::array<ClassList, kClassLists> classes;
   QuickLists quick;
   std::uint32_t slab_count = 0;
+  // Of its slabs; of slots that wait for marks. Written under the lock, read without it (observe.cpp).
+  std::atomic<Bytes> slab_bytes{0};
+  std::atomic<Bytes> waiting_bytes{0};
   std::size_t look_from = 0;  // where the next bounded look through a long list of waiting slots starts
   // Calls and live blocks that hold a pointer to this heap beyond its own slabs: it must not become another stream's.
   std::atomic<std::uint32_t> users{0};
@@ -88,6 +91,7 @@ struct alignas(128) Heap {
   std::atomic<order::Ticket> named_ticket{0};
   std::atomic<bool> known{false};  // in the stream table; else spare
   bool own = false;                // a relay stream of the pool itself
+  Heap* made_before = nullptr;     // every heap of the table that was ever made, newest first
 
   // Whether it is that of this stream, which is not lasting. Stays so while its lock is held, or it is in use.
   bool is(std::uint64_t id) const {
@@ -128,6 +132,16 @@ struct alignas(128) Heap {
     slab->prev = slab->next = nullptr;
     slab->listed = false;
   }
+  // One more (1) or one less (-1).
+  void count_slab(int by, Bytes bytes) {
+    slab_count += static_cast<std::uint32_t>(by);
+    bytes = by > 0 ? bytes : Bytes{0} - bytes;
+    slab_bytes.store(slab_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  }
+  void count_waiting(int by, Bytes bytes) {
+    bytes = by > 0 ? bytes : Bytes{0} - bytes;
+    waiting_bytes.store(waiting_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  }
   // A slot comes back, with the mark of the heap's own stream.
   void push(Slab* slab, unsigned slot, order::Ticket ticket) { push(slab, slot, slab->records[slot], ticket); }
   void push(Slab* slab, unsigned slot, BlockRecord& record, order::Ticket ticket) {
@@ -149,7 +163,7 @@ struct alignas(128) Heap {
     if (!slab->stack.all_free() || slab->waiting != 0 || slab->cls == kZeroClass || idle_slabs(slab->cls) <= kIdleKept)
       return false;
     unlist(slab);
-    --slab_count;
+    count_slab(-1, slab->bytes);
     return true;
   }
 };

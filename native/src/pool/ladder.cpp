@@ -118,7 +118,7 @@ bool Core::retire_idle(Heap& heap) {
         Slab* next = slab->next;
         if (slab->stack.all_free() && slab->waiting == 0) {
           heap.unlist(slab);
-          --heap.slab_count;
+          heap.count_slab(-1, cls == kZeroClass ? 0 : slab->bytes);
           idle.push_back(slab);
         }
         slab = next;
@@ -490,6 +490,7 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const A
     r.reason = OomReason::fragmentation;
   else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need)
     r.reason = streams_.capture_known() ? OomReason::capture : OomReason::pending;
+  failures_[static_cast<std::size_t>(r.reason)].fetch_add(1, std::memory_order_relaxed);
   struct Sum {
     double bytes = 0, blocks = 0;
   };

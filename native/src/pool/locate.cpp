@@ -54,10 +54,16 @@ LargeBlock* Core::covering(Address address, bool* in_pool) {
   return nullptr;
 }
 
+void Core::count_misuse(Errc errc) {
+  const std::size_t which = static_cast<std::size_t>(errc) - static_cast<std::size_t>(Errc::double_free);
+  misuses_[which].fetch_add(1, std::memory_order_relaxed);
+}
+
 // Finds the block that starts at `address`, in whatever state it is. Anything else is an error that names what is
 // there, and for a free a fault too.
 Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free) {
   const auto misuse = [&](Errc errc, std::string text, const BlockRecord* record, Address at) {
+    if (is_free) count_misuse(errc);
     if (debugger_ != nullptr && is_free) {
       debug::Fault fault;
       fault.kind = fault_of(errc);
@@ -156,7 +162,9 @@ Errc Core::must_have_size(const BlockRef& block, const FreeRequest& request, Fai
 // The block is not live: say what it is instead.
 Errc Core::not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack, bool is_free) {
   const BlockRecord& record = *block.record;
-  if (!is_magic(BlockRecord::magic_of(word)))
+  const bool trampled = !is_magic(BlockRecord::magic_of(word));
+  if (is_free) count_misuse(trampled ? Errc::trampled_record : Errc::double_free);
+  if (trampled)
     return failure->set(Errc::trampled_record, "the record of the block at " + hex(block.address) +
                                                    " was overwritten in host memory; nothing was freed");
   // With another generation the record speaks of the new owner, who has nothing to do with this.

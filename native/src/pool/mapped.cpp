@@ -319,7 +319,7 @@ void Core::restore(const IdleHandle& one) {
     return;
   }
   const bool released = driver_->mem_release(h.handle).ok();
-  if (released) uncharge(h.bytes);
+  if (released) gave_back(h.bytes);
   std::lock_guard lock(extent_lock_);
   one.segment->handles.erase(h.begin);
   extents_.put_unmapped(one.extent);
@@ -333,7 +333,7 @@ Bytes Core::give_back(const std::vector<IdleHandle>& idle) {
     const bool unmapped = driver_->mem_unmap(one.handle.begin, one.handle.bytes).ok();
     const bool freed = unmapped && driver_->mem_release(one.handle.handle).ok();
     if (freed) {
-      uncharge(one.handle.bytes);
+      gave_back(one.handle.bytes);
       released += one.handle.bytes;
     }
     std::lock_guard lock(extent_lock_);
@@ -361,7 +361,7 @@ Bytes Core::give_back_stuck() {
   // Unmapped long since, still the pool's until the driver takes them.
   for (const Handle& orphan : orphans) {
     if (driver_->mem_release(orphan.handle).ok()) {
-      uncharge(orphan.bytes);
+      gave_back(orphan.bytes);
       released += orphan.bytes;
       continue;
     }
@@ -425,7 +425,7 @@ Bytes Core::shrink(const IdleHandle& one, Bytes bytes) {
   }
   // The new handle stands in the old one's place, though it may be of no use.
   const bool freed = driver_->mem_release(old.handle).ok();
-  if (freed) uncharge(old.bytes);
+  if (freed) gave_back(old.bytes);
   std::lock_guard lock(extent_lock_);
   one.segment->handles.erase(old.begin);
   one.segment->handles.emplace(rest.begin, rest);

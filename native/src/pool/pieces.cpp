@@ -217,7 +217,7 @@ Bytes Core::free_pooled(const std::vector<Piece>& pieces) {
   }
   if (freed != 0) {
     own_work();
-    uncharge(freed);
+    gave_back(freed);
   }
   for (const Piece& piece : pieces) leaving_.fetch_sub(piece.bytes);
   return freed;
@@ -320,7 +320,7 @@ Bytes Core::free_on_errand(const std::vector<Piece>& plans, double timeout, bool
     for (const Piece& plan : plans) {
       if (self->free_piece(plan.begin).ok()) {
         self->leaving_.fetch_sub(plan.bytes);
-        self->uncharge(plan.bytes);
+        self->gave_back(plan.bytes);
         released->fetch_add(plan.bytes);
       } else {
         self->add_piece(plan.begin, plan.bytes, 0);

@@ -33,7 +33,10 @@ Bytes Core::idle_above_slack() const {
 
 Core::Grown Core::grow(Heap* t, const Growth& growth, driver::Status* status) {
   if (growth.bytes == 0) return Grown::failed;
-  return source_ == SegmentSource::vmm ? grow_mapped(t, growth, status) : grow_piece(growth, status);
+  const Grown grown = source_ == SegmentSource::vmm ? grow_mapped(t, growth, status) : grow_piece(growth, status);
+  if (grown == Grown::limit) refused_limit_.fetch_add(1, std::memory_order_relaxed);
+  if (grown == Grown::refused) refused_driver_.fetch_add(1, std::memory_order_relaxed);
+  return grown;
 }
 
 // Idle memory that could go back, or elsewhere, without a wait.

@@ -78,6 +78,7 @@ void Core::collect_waiting(Heap& heap, unsigned cls, bool complete_only) {
     slab->records[w.slot].home.store(&heap, std::memory_order_relaxed);
     heap.push(slab, w.slot, waited ? heap.stream.take_ticket() : w.marks.ticket_of(heap.stream));
     --slab->waiting;
+    heap.count_waiting(-1, slab->gross);
     if (&w != &waiting.back()) w = std::move(waiting.back());
     waiting.pop_back();
   }
@@ -172,7 +173,7 @@ bool Core::cut_slab(Heap& t, const Need& need, Path* path) {
   }
   std::lock_guard lock(t.stream.lock);
   t.list(slab);
-  ++t.slab_count;
+  t.count_slab(1, slab->bytes);
   return true;
 }
 
@@ -200,7 +201,7 @@ bool Core::cut_zero_slab(Heap& t) {
   slab->stack.fill(placement::kMaxSlots);
   std::lock_guard lock(t.stream.lock);
   t.list(slab);
-  ++t.slab_count;
+  t.count_slab(1, 0);  // no memory is behind it
   return true;
 }
 

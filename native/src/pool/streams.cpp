@@ -30,6 +30,8 @@ Heap* StreamTable::find_or_make(std::uint64_t id, bool count, order::Events* eve
       spare_.pop_back();
     } else {
       entry = &store_.emplace_back();
+      entry->made_before = made_.load(std::memory_order_relaxed);
+      made_.store(entry, std::memory_order_release);
     }
     // Tickets go on from where they were: marks of the entry's former stream stay complete.
     entry->stream.id = id;

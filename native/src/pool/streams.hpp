@@ -97,6 +97,11 @@ class StreamTable {
   // inside; held exclusively while a capture is declared.
   std::shared_mutex& capture_gate() { return gate_; }
 
+  // Every heap there ever was, without a lock: for who only reads what may be read so.
+  template <typename Function>
+  void for_each_made(Function function) const {
+    for (Heap* heap = made_.load(std::memory_order_acquire); heap != nullptr; heap = heap->made_before) function(*heap);
+  }
   // Every heap of the table, held for the call. Called without locks.
   void for_each(const std::function<void(Heap&)>& function);
   std::vector<order::StreamState*> states();
@@ -122,6 +127,7 @@ class StreamTable {
   std::unordered_map<driver::StreamHandle, Heap*> lasting_;
   std::vector<std::unique_ptr<DriverEvents>> peers_;  // one for each peer whose streams were recorded
   std::deque<Heap> store_;
+  std::atomic<Heap*> made_{nullptr};  // the newest of them
   std::vector<Heap*> spare_;
   std::shared_mutex gate_;
   std::atomic<std::uint32_t> captures_{0};

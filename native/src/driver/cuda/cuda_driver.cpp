@@ -133,6 +133,7 @@ Status CudaDriver::run(Call which, bool able, Body&& body) {
   if (scope.result() != kSuccess) return session_.status(which, scope.result());
   if (!able) return session_.status(which, kNotSupported);
   count(which);
+  const Timed timed(*this, which);
   return session_.status(which, body(library_.api));
 }
 

@@ -119,6 +119,7 @@ Status SimDevice::mem_alloc(Kind kind, Bytes size, Address* out) {
                     : kind == Kind::pinned ? Call::mem_alloc_host
                                            : Call::mem_alloc_managed;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   if (kind == Kind::managed && !capabilities_.managed_memory) return fail(call, Code::not_supported, kNotSupported);
   return from_memory(call, machine_->memory.alloc(ordinal_, kind, size, out));
 }
@@ -128,6 +129,7 @@ Status SimDevice::mem_free(Kind kind, Address address) {
                     : kind == Kind::pinned ? Call::mem_free_host
                                            : Call::mem_free_managed;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   if (!machine_->memory.owns(kind, address)) return fail(call, Code::invalid, kInvalidValue);
   // As on hardware: these frees wait for all of the device's work.
   if (const Status status = wait_for_all(call, {}); !status) return status;
@@ -175,6 +177,7 @@ Status SimDevice::mem_granularity(const MemoryTraits& traits, Bytes* out) {
 Status SimDevice::mem_create(Bytes size, const MemoryTraits& traits, MemoryHandle* out) {
   constexpr Call call = Call::mem_create;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   if (!capabilities_.virtual_memory || traits.exported == Export::fabric)
     return fail(call, Code::not_supported, kNotSupported);
   return from_memory(call, machine_->memory.create(ordinal_, size, out));
@@ -183,18 +186,21 @@ Status SimDevice::mem_create(Bytes size, const MemoryTraits& traits, MemoryHandl
 Status SimDevice::mem_release(MemoryHandle handle) {
   constexpr Call call = Call::mem_release;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   return from_memory(call, machine_->memory.release(handle));
 }
 
 Status SimDevice::mem_map(Address address, Bytes size, MemoryHandle handle) {
   constexpr Call call = Call::mem_map;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   return from_memory(call, machine_->memory.map(address, size, handle));
 }
 
 Status SimDevice::mem_unmap(Address address, Bytes size) {
   constexpr Call call = Call::mem_unmap;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   bool in_use = false;
   const Status status = from_memory(call, machine_->memory.unmap(address, size, &in_use));
   if (in_use) {
@@ -208,6 +214,7 @@ Status SimDevice::mem_unmap(Address address, Bytes size) {
 Status SimDevice::mem_set_access(Address address, Bytes size, const MemoryTraits& traits) {
   constexpr Call call = Call::mem_set_access;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   std::vector<int> devices{ordinal_};
   devices.insert(devices.end(), traits.peers.begin(), traits.peers.end());
   return from_memory(call, machine_->memory.set_access(address, size, std::move(devices)));

@@ -34,6 +34,7 @@ Status SimDevice::stream_for_pool(Call call, StreamHandle handle, std::uint64_t*
 Status SimDevice::pool_alloc(PoolHandle pool, StreamHandle stream, Bytes size, Address* out) {
   constexpr Call call = Call::pool_alloc;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   if (!capabilities_.driver_pools) return fail(call, Code::not_supported, kNotSupported);
   std::uint64_t id = 0;
   if (const Status status = stream_for_pool(call, stream, &id); !status) return status;
@@ -56,6 +57,7 @@ Status SimDevice::pool_alloc(PoolHandle pool, StreamHandle stream, Bytes size, A
 Status SimDevice::pool_free(StreamHandle stream, Address address) {
   constexpr Call call = Call::pool_free;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   std::uint64_t id = 0, number = 0;
   if (const Status status = stream_for_pool(call, stream, &id); !status) return status;
   Bytes mapped = 0;
@@ -86,6 +88,7 @@ Status SimDevice::pool_observe(StreamHandle handle) {
 Status SimDevice::pool_trim(PoolHandle pool, Bytes keep) {
   constexpr Call call = Call::pool_trim;
   if (const Status status = enter(call); !status) return status;
+  const Timed timed(*this, call);
   return from_memory(call, machine_->memory.pool_trim(pool, keep));
 }
 

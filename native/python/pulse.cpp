@@ -1,0 +1,55 @@
+// The numbers of all pools for metrics (pool/pulse.hpp): as rows of numbers, read without the GIL.
+#include <nanobind/stl/string.h>
+
+#include "pool/pulse.hpp"
+#include "pool_objects.hpp"
+#include "support.hpp"
+
+namespace streampool::python {
+
+void bind_pulse(nb::module_& m) {
+  // (name, "gauge" | "highest" | "tally") of each number of a row.
+  m.def("pulse_columns", [] {
+    nb::list out;
+    for (const pool::ColumnInfo& column : pool::columns()) {
+      using Sort = pool::ColumnInfo::Sort;
+      const char* sort = column.sort == Sort::gauge ? "gauge" : column.sort == Sort::highest ? "highest" : "tally";
+      out.append(nb::make_tuple(column.name, sort));
+    }
+    return out;
+  });
+  // Upper bounds: of request sizes in bytes, of driver calls in seconds; what a count of sizes is in; words of the work.
+  m.def("pulse_bounds", [] {
+    nb::list sizes, seconds, work;
+    for (std::size_t i = 0; i < observe::kSizeBounds; ++i) sizes.append(observe::size_bound(i));
+    for (const std::uint64_t bound : driver::kCallTimeBounds) seconds.append(static_cast<double>(bound) * 1e-9);
+    for (const char* word : driver::memory_work_words()) work.append(word);
+    return nb::make_tuple(sizes, seconds, observe::kCountUnit, work);
+  });
+  m.def("read_pulse", [] {
+    const pool::Pulse pulse = unlocked([] { return pool::read_pulse(); });
+    nb::list rows, devices;
+    for (const pool::PulseRow& row : pulse.rows) {
+      nb::list values;
+      for (const std::uint64_t value : row.values) values.append(value);
+      nb::object limit = nb::none();
+      if (row.live && !row.unlimited) limit = nb::int_(row.limit);
+      rows.append(nb::make_tuple(row.device, row.pool, row.kind, row.live, limit, row.sized, values));
+    }
+    for (const pool::DevicePulse& d : pulse.devices) {
+      nb::list times;
+      for (const auto& bins : d.call_times) {
+        nb::list counts;
+        for (const std::uint64_t count : bins.counts) counts.append(count);
+        times.append(nb::make_tuple(counts, static_cast<double>(bins.sum) * 1e-9));
+      }
+      nb::object sample = nb::none();
+      if (d.sampled_at != 0) sample = nb::make_tuple(d.free, d.total, d.sampled_at);
+      devices.append(nb::make_tuple(d.name, d.version, d.simulated, d.total_memory, d.now, sample, times));
+    }
+    return nb::make_tuple(rows, devices, pulse.other_names);
+  });
+  m.def("sample_devices", [] { return unlocked([] { return pool::sample_devices(); }); });
+}
+
+}  // namespace streampool::python
