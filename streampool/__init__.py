@@ -51,7 +51,7 @@ from streampool.scopes import scope
 from streampool.streams import current_stream, stream
 
 if TYPE_CHECKING:
-    from streampool import faults, leaks, replay, report, sim, traces
+    from streampool import faults, leaks, metrics, replay, report, sim, traces
     from streampool._paths import cmake_dir, include_dir, library_path
 
 __all__ = [
@@ -85,6 +85,7 @@ __all__ = [
     "include_dir",
     "leaks",
     "library_path",
+    "metrics",
     "parse_size",
     "replay",
     "report",
@@ -94,7 +95,7 @@ __all__ = [
     "traces",
 ]
 
-_ON_FIRST_USE = frozenset({"faults", "leaks", "replay", "report", "sim", "traces"})
+_ON_FIRST_USE = frozenset({"faults", "leaks", "metrics", "replay", "report", "sim", "traces"})
 _PATHS = frozenset({"cmake_dir", "include_dir", "library_path"})
 
 

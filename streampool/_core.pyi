@@ -191,6 +191,24 @@ def stack_walker() -> str:
 def try_stack_walker() -> bool:
     """Compare both ways on the stack at hand; from then on the answer holds. For tests."""
 
+# -- numbers for metrics: native/src/pool/pulse.hpp -----------------------------------------------------------------
+def pulse_columns() -> list[tuple[str, str]]:
+    """(name, 'gauge' | 'highest' | 'tally') of each number of a row."""
+
+def pulse_bounds() -> tuple[list[int], list[float], int, list[str]]:
+    """Upper bounds of request sizes (bytes) and of driver calls (seconds), what a count of sizes is in, words of driver work."""
+
+def read_pulse() -> tuple[
+    list[tuple[str, str, str, bool, int | None, bool, list[int]]],  # device, pool, kind, live, limit, sized, values
+    list[tuple[str, str, bool, int, float, tuple[int, int, float] | None, list[tuple[list[int], float]]]],
+    int,  # pools without a row of their own
+]:
+    """No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
+
+def sample_devices() -> bool:
+    """Ask the devices for their free memory and look at fences: driver calls. False: one did not answer."""
+
+
 def resolve_stack(stack: int) -> list[tuple[str, int, str]]:
     """(file, line, function), innermost first."""
 

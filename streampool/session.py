@@ -44,6 +44,10 @@ def end() -> None:
 def pool_made(pool: _core.Pool) -> PoolFindings | None:
     """Note a new pool: the exit hook comes with the first of the process, never with the import."""
     _register_exit()
+    if "STREAMPOOL_METRICS_PORT" in os.environ:
+        from streampool.metrics import _environment
+
+        _environment.serve_from_environment()
     session = active()
     return None if session is None else session.watch(pool)
 

@@ -18,7 +18,8 @@ void bind_pulse(nb::module_& m) {
     }
     return out;
   });
-  // Upper bounds: of request sizes in bytes, of driver calls in seconds; what a count of sizes is in; words of the work.
+  // Upper bounds: of request sizes in bytes, of driver calls in seconds; what a count of sizes is in; words of the
+  // work.
   m.def("pulse_bounds", [] {
     nb::list sizes, seconds, work;
     for (std::size_t i = 0; i < observe::kSizeBounds; ++i) sizes.append(observe::size_bound(i));

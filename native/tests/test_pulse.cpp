@@ -204,7 +204,8 @@ STREAMPOOL_TEST("ten thousand pools, streams and names leave a bounded number of
   Failure failure;
   constexpr int kPools = 10'000;
   for (int i = 0; i < kPools; ++i) {
-    auto core = Core::create(driver, Kind::device, "pulse-" + std::to_string(i % 100) + "-0x7f\n\"", steady(), &failure);
+    auto core =
+        Core::create(driver, Kind::device, "pulse-" + std::to_string(i % 100) + "-0x7f\n\"", steady(), &failure);
     CHECK(core != nullptr);
   }
   std::size_t rows = 0;

@@ -26,6 +26,7 @@ Examples:
   streampool run --mode debug train.py --epochs 1
   streampool run --mode debug --report out.json -m package.module ARG
   streampool run --mode debug pytest tests/
+  streampool run --metrics-port 9466 serve.py
 
 \b
 Exit codes:
@@ -63,6 +64,21 @@ Exit codes:
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     help="Rules, `kind:glob` on function, file, module or tag, one a line: findings that fit do not count.",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve metrics for Prometheus under http://ADDR:PORT/metrics, PORT plus LOCAL_RANK where that is set; 0: any "
+    "free port.",
+)
+@click.option(
+    "--metrics-addr", default="127.0.0.1", show_default=True, metavar="ADDR", help="The address to serve metrics on."
+)
+@click.option(
+    "--metrics-folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the metrics' targets into this folder for Prometheus's file_sd: this process's and its children's.",
+)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name, as for python -m.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -73,6 +89,9 @@ def command(
     leaks: str,
     error_exitcode: int,
     suppressions: Path | None,
+    metrics_port: int | None,
+    metrics_addr: str,
+    metrics_folder: Path | None,
     is_module: bool,
     script: str,
     args: tuple[str, ...],
@@ -91,6 +110,10 @@ def command(
     if device is not None:
         _usable(device)
     _say_page_guards(mode)
+    if metrics_port is not None:
+        _serve_metrics(metrics_port, metrics_addr, metrics_folder)
+    elif metrics_folder is not None:
+        raise click.UsageError("--metrics-folder goes with --metrics-port.")
     sys.exit(
         _watch.run(
             program,
@@ -122,6 +145,20 @@ def _say_page_guards(mode: str | None) -> None:
         line = page_guard_line(_core.resolve_options({"mode": mode} if mode else {}, config.from_environment()))
         if line:
             click.echo(f"streampool: {line}", err=True)
+
+
+def _serve_metrics(port: int, addr: str, folder: Path | None) -> None:
+    """Serve from before the program on; what it starts is told by the environment."""
+    from streampool.metrics import _environment
+
+    place = None if folder is None else str(folder.absolute())
+    try:
+        server = _environment.serve(port, addr, place)
+    except (OSError, ValueError) as error:
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        raise click.BadParameter(str(text), param_hint="--metrics-port") from None
+    _environment.export(port, addr, place)
+    click.echo(f"streampool: metrics at {server.url}", err=True)
 
 
 _NOT_USABLE = 2

@@ -1,6 +1,6 @@
 // How large the requests are. Counted off the fast path: exactly where each allocation takes the full call anyway, else
-// from the sampled ones (sampler.hpp), each of which stands for many. So a bucket is an unbiased estimate, in fractions,
-// and never goes down. Each thread counts for itself (counters.hpp).
+// from the sampled ones (sampler.hpp), each of which stands for many. So a bucket is an unbiased estimate, in
+// fractions, and never goes down. Each thread counts for itself (counters.hpp).
 #pragma once
 
 #include <algorithm>

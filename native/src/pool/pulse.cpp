@@ -26,7 +26,7 @@ struct Key {
 struct Book {
   std::mutex mutex;
   std::map<Core*, Key> live;
-  std::map<Key, PulseRow> gone;                        // counters alone
+  std::map<Key, PulseRow> gone;                           // counters alone
   std::map<std::string, std::vector<std::string>> names;  // of each device, in the order in which they came
   struct Device {
     std::weak_ptr<driver::Driver> driver;
@@ -44,8 +44,8 @@ std::string plain(const std::string& name) {
   constexpr std::size_t kLongest = 64;
   std::string out = name.substr(0, kLongest);
   for (char& c : out) {
-    const bool good = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-                      c == '.' || c == '-';
+    const bool good =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
     if (!good) c = '_';
   }
   return out.empty() ? "_" : out;
@@ -85,8 +85,8 @@ const std::vector<ColumnInfo>& columns() {
 void PulseRow::add(const PulseRow& other) {
   const std::vector<ColumnInfo>& all = columns();
   for (std::size_t i = 0; i < kColumns; ++i)
-    values[i] = all[i].sort == ColumnInfo::Sort::highest ? std::max(values[i], other.values[i])
-                                                         : values[i] + other.values[i];
+    values[i] =
+        all[i].sort == ColumnInfo::Sort::highest ? std::max(values[i], other.values[i]) : values[i] + other.values[i];
   live = live || other.live;
   unlimited = unlimited || other.unlimited;
   sized = sized || other.sized;
@@ -190,7 +190,8 @@ bool sample_devices() {
   return all_answered;
 }
 
-// Looks at fences, as each miss does, and takes in slots that waited for them: what is complete is not pending any more.
+// Looks at fences, as each miss does, and takes in slots that waited for them: what is complete is not pending any
+// more.
 void Core::look() {
   if (driver::ending() != driver::Ending::no || closed() || lost_.load(std::memory_order_acquire)) return;
   poll_all(false);
@@ -228,8 +229,7 @@ PulseRow Core::pulse() {
     const Bytes slabs = heap.slab_bytes.load(std::memory_order_relaxed);
     if (slabs != 0 || ordinary_) own_slots += slabs + QuickLists::kMaxBytes;
   });
-  const debug::Debugger::Pulse debug =
-      debugger_ != nullptr ? debugger_->pulse() : debug::Debugger::Pulse{};
+  const debug::Debugger::Pulse debug = debugger_ != nullptr ? debugger_->pulse() : debug::Debugger::Pulse{};
   const Bytes reserved = reserved_.load(std::memory_order_acquire);
   Bytes left = reserved;
   const auto part = [&left](Bytes bytes) {
@@ -251,7 +251,6 @@ PulseRow Core::pulse() {
   row[Column::pending_own] = part(strict ? 0 : own);
   row[Column::cached] = left;
   row[Column::largest_free] = std::min(largest, reserved);
-  row[Column::release_threshold] = options_.release_threshold;
   row[Column::requested_peak] = static_cast<Bytes>(t.peak);
   row[Column::requested_recent_peak] = recent_peak(static_cast<Bytes>(t.recent));
   row[Column::reserved_peak] = std::max(reserved, reserved_peak_.load(std::memory_order_acquire));

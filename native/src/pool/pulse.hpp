@@ -25,7 +25,7 @@ class Core;
 // clang-format off
 #define STREAMPOOL_GAUGES(X) \
   X(requested) X(rounding) X(guards) X(quarantined) X(pending_own) X(pending_waiting) X(cached) X(reserved) \
-  X(release_threshold) X(live_blocks) X(streams) X(busy_streams) X(live_pools)
+  X(live_blocks) X(streams) X(busy_streams) X(live_pools)
 // Of several pools in one row the largest counts; a sum of peaks would be a peak that never was.
 #define STREAMPOOL_HIGHEST(X) X(largest_free) X(requested_peak) X(reserved_peak) X(requested_recent_peak)
 #define STREAMPOOL_TALLIES(X) \
@@ -91,8 +91,8 @@ struct Pulse {
 inline constexpr std::size_t kMostNames = 32;
 inline constexpr const char* kOtherName = "_other";
 
-// The numbers of all pools of the process; none in a forked child. Any thread, without the GIL; waits for nobody but for
-// pools being made or ended at the same moment.
+// The numbers of all pools of the process; none in a forked child. Any thread, without the GIL; waits for nobody but
+// for pools being made or ended at the same moment.
 Pulse read_pulse();
 
 // Asks each device that has pools for its free memory, and looks at fences that exist: makes driver calls, and so

@@ -1,0 +1,95 @@
+"""Sampling of the devices' free memory, in a thread of its own: a scrape makes no driver call."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from streampool import _core
+
+__all__ = ["DeviceFacts", "facts", "failures", "start_sampling", "stop_sampling"]
+
+PERIOD = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a device is, for joining with other exporters. Empty text: not known."""
+
+    uuid: str = ""
+    pci_bus_id: str = ""
+    name: str = ""
+
+
+_facts: dict[str, DeviceFacts] = {}
+_failures = 0
+_lock = threading.Lock()
+_stop: threading.Event | None = None
+_pid = 0
+
+
+def facts(device: str) -> DeviceFacts:
+    """Give what the sampling thread found out about a device; nothing is asked here."""
+    return _facts.get(device, DeviceFacts())
+
+
+def failures() -> int:
+    """Give how often sampling failed."""
+    return _failures
+
+
+def start_sampling() -> None:
+    """Start the thread, once a process. A forked child has no such thread, and nothing to sample."""
+    global _stop, _pid
+    with _lock:
+        if _stop is not None and _pid == os.getpid():
+            return
+        _stop, _pid = threading.Event(), os.getpid()
+        threading.Thread(target=_run, args=(_stop,), name="streampool-device-samples", daemon=True).start()
+
+
+def stop_sampling() -> None:
+    """Stop the thread; the last sample stays, with its time."""
+    global _stop
+    with _lock:
+        if _stop is not None:
+            _stop.set()
+        _stop = None
+
+
+def sample() -> None:
+    """Sample all devices now. Never raises."""
+    global _failures
+    try:
+        if not _core.sample_devices():
+            _failures += 1
+        for device in _core.read_pulse()[1]:
+            if device[0] not in _facts:
+                _facts[device[0]] = _ask(device[0])
+    except Exception:
+        _failures += 1
+
+
+def _run(stop: threading.Event) -> None:
+    while True:
+        sample()
+        if stop.wait(PERIOD):
+            return
+
+
+def _ask(device: str) -> DeviceFacts:
+    """Ask cuda.core what a device is; where that fails, nothing is known of it."""
+    family, _, ordinal = device.partition(":")
+    if family != "cuda":
+        return DeviceFacts(uuid=device, name="simulated device")
+    try:
+        from cuda import core
+
+        found = core.Device(int(ordinal))
+        uuid = str(found.uuid)
+        if not uuid.startswith(("GPU-", "MIG-")):
+            uuid = f"GPU-{uuid}"
+        return DeviceFacts(uuid=uuid, pci_bus_id=str(found.pci_bus_id), name=str(found.name))
+    except Exception:
+        return DeviceFacts()
