@@ -74,7 +74,7 @@ def wait_until(what: Callable[[], Any], *, seconds: float = 60, of: subprocess.P
             if answer := what():
                 return answer
         except (OSError, ValueError, KeyError) as error:
-            problem = error
+            problem = str(error)  # not the error, whose frames hold sockets
         time.sleep(0.05)
     return pytest.fail(f"not within {seconds} seconds: {problem}")
 
@@ -137,10 +137,11 @@ class Prometheus:
         self.port = free_port()
         path = folder / "prometheus.yml"
         path.write_text(json.dumps(config))  # JSON is YAML
+        self._log = (folder / "log").open("a")
         self.process = subprocess.Popen(
             [tool("prometheus"), f"--config.file={path}", f"--storage.tsdb.path={data or folder / 'data'}",
              f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=warn", "--storage.tsdb.retention.time=100y"],
-            stdout=subprocess.DEVNULL, stderr=(folder / "log").open("w"),
+            stdout=subprocess.DEVNULL, stderr=self._log,
         )  # fmt: skip
         try:
             wait_until(lambda: get(f"{self.url}/-/ready"), of=self.process)
@@ -166,3 +167,4 @@ class Prometheus:
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(timeout=30)
+        self._log.close()

@@ -1,7 +1,7 @@
 """Writes dashboards/grafana/*.json with Grafana's own builders.
 
-    pip install grafana-foundation-sdk
-    python dashboards/src/dashboards.py
+pip install grafana-foundation-sdk
+python dashboards/src/dashboards.py
 """
 
 from __future__ import annotations
@@ -275,17 +275,26 @@ def panel(spec: Panel) -> Any:
     if spec.look is Look.STACK:
         made = made.stacking(StackingConfig().mode(common.StackingMode.NORMAL)).fill_opacity(30)
     if spec.look in (Look.LINES, Look.STACK):
-        made = made.legend(VizLegendOptions().display_mode(common.LegendDisplayMode.LIST).placement(
-            common.LegendPlacement.BOTTOM).show_legend(True))
+        made = made.legend(
+            VizLegendOptions()
+            .display_mode(common.LegendDisplayMode.LIST)
+            .placement(common.LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
         if not spec.signed:
             made = made.min(0)
     if spec.look is Look.NUMBER:
         made = made.reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
     if spec.red_from is not None:
-        made = made.thresholds(build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(
-            [model.Threshold(color="green", value=None), model.Threshold(color="red", value=spec.red_from)]))
+        made = made.thresholds(
+            build.ThresholdsConfig()
+            .mode(model.ThresholdsMode.ABSOLUTE)
+            .steps([model.Threshold(color="green", value=None), model.Threshold(color="red", value=spec.red_from)])
+        )
     for number, (expr, legend) in enumerate(spec.queries):
-        query = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(chr(ord("A") + number)).datasource(SOURCE)
+        query = (
+            prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(chr(ord("A") + number)).datasource(SOURCE)
+        )
         if spec.look is Look.TABLE:
             query = query.instant().format(PromQueryFormat.TABLE)
         elif spec.look is Look.HEATMAP:
@@ -320,7 +329,9 @@ def board(spec: Board) -> dict[str, Any]:
               .as_dropdown(True).include_vars(True).keep_time(True))
     )  # fmt: skip
     for name, expr in spec.annotations:
-        made = made.annotation(build.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color("red").expr(expr))
+        made = made.annotation(
+            build.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color("red").expr(expr)
+        )
     for row in spec.rows:
         made = made.with_row(build.Row(row.title))
         for item in row.panels:

@@ -36,12 +36,12 @@ def metric(name: str, labels: str = P, **more: str) -> str:
 
 
 def falling(start: int, step: int, times: int = 120) -> str:
-    """A gauge a minute that goes down."""
+    """Give a gauge that goes down, a value a minute."""
     return f"{start}-{step}x{times}"
 
 
 def saw(low: int, high: int, minutes: int, hours: int = 3) -> str:
-    """A gauge a minute that rises for `minutes` and falls back."""
+    """Give a gauge that rises for `minutes` and falls back, a value a minute."""
     step = (high - low) // minutes
     return " ".join(f"{low}+{step}x{minutes - 1}" for _ in range(hours * 60 // minutes))
 

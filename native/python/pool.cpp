@@ -271,6 +271,14 @@ void bind_pool(nb::module_& m) {
              }
              return out;
            })
+      .def("holders",
+           [](PyPool& p) {
+             must_not_be_forked();
+             nb::list out;
+             for (const pool::Holder& holder : unlocked([&] { return p.core->holders(); }))
+               out.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack));
+             return out;
+           })
       .def("debug_totals",
            [](PyPool& p) {
              must_not_be_forked();

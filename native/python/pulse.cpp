@@ -50,6 +50,30 @@ void bind_pulse(nb::module_& m) {
     }
     return nb::make_tuple(rows, devices, pulse.other_names);
   });
+  // What call sites hold, pool by pool: for people, not for scrapes; looks at every live block.
+  m.def("read_holders", [] {
+    struct Held {
+      std::string device, name, kind;
+      Bytes sample_bytes = 0;
+      std::vector<pool::Holder> holders;
+    };
+    const std::vector<Held> all = unlocked([] {
+      std::vector<Held> held;
+      if (driver::ending() != driver::Ending::no) return held;
+      for (const auto& core : pool::Core::all())
+        held.push_back({std::string(core->driver().name()), core->name(), std::string(kind_name(core->kind())),
+                        core->sampler().mean(), core->holders()});
+      return held;
+    });
+    nb::list out;
+    for (const Held& held : all) {
+      nb::list holders;
+      for (const pool::Holder& holder : held.holders)
+        holders.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack));
+      out.append(nb::make_tuple(held.device, held.name, held.kind, held.sample_bytes, holders));
+    }
+    return out;
+  });
   m.def("sample_devices", [] { return unlocked([] { return pool::sample_devices(); }); });
 }
 

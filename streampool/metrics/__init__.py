@@ -10,22 +10,26 @@ set things up, dashboards/ has rules, alerts and Grafana dashboards.
 
 from __future__ import annotations
 
+from streampool.metrics._devices import start_sampling as sample_devices
 from streampool.metrics.catalogue import CATALOGUE, Metric, Type
 from streampool.metrics.collector import Collector, register
 from streampool.metrics.page import Page
 from streampool.metrics.server import DEFAULT_PORT, Server, start_server
-from streampool.metrics.site import asgi_app, wsgi_app
+from streampool.metrics.site import Answer, Site, asgi_app, wsgi_app
 
 __all__ = [
+    "Answer",
     "CATALOGUE",
     "Collector",
     "DEFAULT_PORT",
     "Metric",
     "Page",
     "Server",
+    "Site",
     "Type",
     "asgi_app",
     "register",
+    "sample_devices",
     "start_server",
     "wsgi_app",
 ]

@@ -1,4 +1,4 @@
-"""Sampling of the devices' free memory, in a thread of its own: a scrape makes no driver call."""
+"""A thread that asks what a scrape must not: the devices' free memory, and who holds the pools'."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 
 from streampool import _core
+from streampool.metrics.holders import history
 
 __all__ = ["DeviceFacts", "facts", "failures", "start_sampling", "stop_sampling"]
 
@@ -59,9 +60,10 @@ def stop_sampling() -> None:
 
 
 def sample() -> None:
-    """Sample all devices now. Never raises."""
+    """Sample all devices now, and see who holds memory. Never raises."""
     global _failures
     try:
+        history.observe()
         if not _core.sample_devices():
             _failures += 1
         for device in _core.read_pulse()[1]:

@@ -200,6 +200,7 @@ def start_server(
     registry: CollectorRegistry | None = None,
     sample_devices: bool = True,
     sd_folder: str | os.PathLike[str] | None = None,
+    debug_pages: bool = True,
 ) -> Server:
     """Serve streampool's metrics under ``/metrics``, in a daemon thread, until the process ends or `Server.stop`.
 
@@ -221,6 +222,8 @@ def start_server(
         Whether a thread asks the devices for their free memory every 5 seconds.
     sd_folder
         A folder that Prometheus's file_sd reads: the server's target is written there as a file of its own.
+    debug_pages
+        Whether ``/debug/holders`` is there: which lines of the program hold memory. It shows the names of its files.
 
     Raises
     ------
@@ -233,7 +236,7 @@ def start_server(
         raise ValueError(f"port {port!r}: a port is a number from 0 (any free one) to 65535")
     context = _tls(certfile, keyfile, client_cafile)
     listener = _listen(addr, port)
-    server = Server(listener, Site(registry), context)
+    server = Server(listener, Site(registry, debug=debug_pages), context)
     if sd_folder is not None:
         try:
             server.announce(sd_folder)

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from streampool.metrics import _devices
+from streampool.metrics.holders import history
 from streampool.metrics.page import CONTENT_TYPE, Page
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ __all__ = ["Answer", "Site", "asgi_app", "wsgi_app"]
 
 _TEXT = "text/plain; charset=utf-8"
 _LANDING = b"""<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>streampool</title></head>
-<body><h1>streampool</h1><p><a href="/metrics">Metrics</a> for Prometheus; <a
-href="/-/healthy">health</a>.</p></body></html>
+<body><h1>streampool</h1>
+<p><a href="/metrics">Metrics</a> for Prometheus; <a href="/debug/holders">who holds memory</a>;
+<a href="/-/healthy">health</a>.</p></body></html>
 """
 
 
@@ -39,10 +41,13 @@ class Site:
     registry
         None: streampool's metrics alone, by the fast page. Else the page is all of that registry, as
         Prometheus's client library renders it; add streampool's with ``metrics.register(registry)``.
+    debug
+        Whether there is ``/debug/holders``, which shows file names and lines of the program.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, *, debug: bool = True) -> None:
         self._registry = registry
+        self._debug = debug
         self._page = Page()
 
     def metrics(self) -> Answer:
@@ -64,6 +69,8 @@ class Site:
             return self.metrics()
         if path == "/-/healthy":  # looks at no pool
             return Answer(HTTPStatus.OK, _TEXT, b"healthy\n")
+        if path == "/debug/holders" and self._debug:
+            return Answer(HTTPStatus.OK, _TEXT, history.text().encode(errors="backslashreplace"))
         if path == "/":
             return Answer(HTTPStatus.OK, "text/html; charset=utf-8", _LANDING)
         return Answer(HTTPStatus.NOT_FOUND, _TEXT, b"not found; the metrics are under /metrics\n")

@@ -177,6 +177,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // that exist, with driver calls.
   PulseRow pulse();
   void look();
+  std::vector<Holder> holders();
   CheckReport check(double timeout);
   std::vector<debug::BlockFacts> live_blocks();
   static bool live(const BlockRef& block) {

@@ -491,27 +491,35 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const A
   else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need)
     r.reason = streams_.capture_known() ? OomReason::capture : OomReason::pending;
   failures_[static_cast<std::size_t>(r.reason)].fetch_add(1, std::memory_order_relaxed);
+  r.sample_bytes = sampler_.mean();
+  r.holders = holders();
+  constexpr std::size_t kTopHolders = 10;
+  if (r.holders.size() > kTopHolders) r.holders.resize(kTopHolders);
+  failure->set(Errc::out_of_memory, describe(r));
+  failure->oom = std::move(report);
+  return Errc::out_of_memory;
+}
+
+// What live blocks of each call site hold, largest first: of the sampled ones, weighed, or of all where none are
+// sampled.
+std::vector<Holder> Core::holders() {
   struct Sum {
     double bytes = 0, blocks = 0;
   };
   std::map<debug::StackId, Sum> by_site;
-  r.sample_bytes = sampler_.mean();
   for_each_live([&](BlockRecord& record) {
-    if (r.sample_bytes != 0 && (record.flags() & kSampled) == 0) return;
+    if (sampler_.mean() != 0 && (record.flags() & kSampled) == 0) return;
     const double size = static_cast<double>(record.size), weight = sampler_.weight(record.size);
     Sum& sum = by_site[record.stack()];
     sum.bytes += weight;
     sum.blocks += size > 0 ? weight / size : 1;
   });
+  std::vector<Holder> all;
   for (const auto& [site, sum] : by_site)
-    r.holders.push_back(
+    all.push_back(
         {static_cast<Bytes>(std::llround(sum.bytes)), static_cast<std::uint64_t>(std::llround(sum.blocks)), site});
-  constexpr std::size_t kTopHolders = 10;
-  std::sort(r.holders.begin(), r.holders.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
-  if (r.holders.size() > kTopHolders) r.holders.resize(kTopHolders);
-  failure->set(Errc::out_of_memory, describe(r));
-  failure->oom = std::move(report);
-  return Errc::out_of_memory;
+  std::sort(all.begin(), all.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
+  return all;
 }
 
 }  // namespace streampool::pool
