@@ -165,7 +165,7 @@ class Pool:
         self, timeout: float = 10.0
     ) -> dict[str, Any]: ...  # checked_blocks, checked_bytes, faults, not_checked: list of facts
     def take_faults(self) -> list[dict[str, Any]]: ...  # fault.hpp, field by field
-    def holders(self) -> list[tuple[int, int, int]]: ...  # bytes, blocks, stack id; largest first
+    def holders(self) -> list[Held]: ...
     def live_blocks(
         self,
     ) -> list[dict[str, Any]]: ...  # facts of every live block (BlockFacts, plus owner: "raw" | "buffer" | "released")
@@ -206,8 +206,12 @@ def read_pulse() -> tuple[
 ]:
     """No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
 
-def read_holders() -> list[tuple[str, str, str, int, list[tuple[int, int, int]]]]:
-    """(device, pool, kind, sample bytes (0: exact), [(bytes, blocks, stack id), largest first]) of each pool. Looks at every live block."""
+Held = tuple[
+    int, int, int, int, int
+]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted)
+
+def read_holders() -> list[tuple[str, str, str, int, list[Held]]]:
+    """(device, pool, kind, sample bytes (0: exact), what each call stack holds, largest first). Looks at every live block."""
 
 def sample_devices() -> bool:
     """Ask the devices for their free memory and look at fences: driver calls. False: one did not answer."""

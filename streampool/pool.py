@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from streampool import _core, config, session
 from streampool._sizes import format_size
+from streampool._sizes import parse_size
 from streampool.device import driver_of
 
 if TYPE_CHECKING:
@@ -200,6 +201,19 @@ class Pool(_core.Pool):
 
             self._own_epochs = Epochs()
         return self._own_epochs
+
+    def heap_profile(self) -> bytes:
+        """Give what the pool's live blocks hold, by the call stack that allocated them, as a gzipped pprof profile.
+
+        In production these are estimates without bias from the sampled allocations (``sample_bytes``); where every call
+        stack is kept they are exact, and what was allocated and freed again is not counted. Looks at every live block.
+        """
+        from streampool.metrics.holders import Holder, PoolHolders
+        from streampool.metrics.pprof import encode
+
+        sampled = 0 if self.options["stack_depth"] != "0" else parse_size(self.options["sample_bytes"])
+        holders = [Holder(*held) for held in self.holders()]
+        return encode([PoolHolders(self.driver.name, self.name, self.kind, sampled, holders)])
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole pool as plain data, ready for JSON: settings, counters, live blocks."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from metrics_scene import get, parse, value, values
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -46,6 +47,41 @@ def test_a_block_that_crosses_streams_is_safe_once_it_is_declared(device: str) -
         for name in ("produce", "consume"):  # both stacks
             line = line_of(EXAMPLES / "multi_stream_reuse.py", f'label="{name}"')
             assert f"multi_stream_reuse.py:{line} in {name}\n" in done.stdout
+
+
+def test_the_scrape_shows_memory_come_and_go(device: str) -> None:
+    done = python(EXAMPLES / "metrics_scrape.py", "--device", device)
+    assert done.returncode == 0, done.stderr
+    full, freed = done.stdout.split("-- ")[1:3]
+    live = [float(part.rpartition("live_allocations{")[2].split()[1]) for part in (full, freed)]
+    assert live == [100, 40]
+    assert "out of memory" in done.stdout
+
+
+def test_the_inference_server_serves_requests_and_says_who_holds_memory() -> None:
+    command = [sys.executable, str(EXAMPLES / "inference_server.py"), "--device", "sim", "--port", "0", "--leak"]
+    command += ["--limit", "1280MiB", "--metrics-port", "0"]
+    env = {name: value for name, value in os.environ.items() if name != "STREAMPOOL_OPTIONS"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as server:
+        try:
+            assert server.stdout is not None
+            own, url = (server.stdout.readline().split()[-1] for _ in range(2))
+            for _ in range(10):
+                assert b"bytes in use" in get(f"{url}/infer")
+            for page in (get(f"{url}/metrics"), get(own)):
+                assert value(parse(page), "live_allocations", pool="inference") == 11
+            assert b"in Model." in get(f"{url}/debug/holders")
+            refused = False
+            for _ in range(200):
+                try:
+                    get(f"{url}/infer")
+                except OSError as error:
+                    refused = "503" in str(error)
+                    break
+            assert refused
+            assert sum(values(parse(get(own)), "allocation_failures_total", pool="inference")) >= 1
+        finally:
+            server.terminate()
 
 
 @pytest.mark.parametrize("mode", ["debug", "paranoid"])

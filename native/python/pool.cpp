@@ -276,7 +276,8 @@ void bind_pool(nb::module_& m) {
              must_not_be_forked();
              nb::list out;
              for (const pool::Holder& holder : unlocked([&] { return p.core->holders(); }))
-               out.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack));
+               out.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes,
+                                         holder.allocated_blocks));
              return out;
            })
       .def("debug_totals",

@@ -45,7 +45,7 @@ void bind_pulse(nb::module_& m) {
         times.append(nb::make_tuple(counts, static_cast<double>(bins.sum) * 1e-9));
       }
       nb::object sample = nb::none();
-      if (d.sampled_at != 0) sample = nb::make_tuple(d.free, d.total, d.sampled_at);
+      if (d.sampled_at >= 0) sample = nb::make_tuple(d.free, d.total, d.sampled_at);
       devices.append(nb::make_tuple(d.name, d.version, d.simulated, d.total_memory, d.now, sample, times));
     }
     return nb::make_tuple(rows, devices, pulse.other_names);
@@ -69,7 +69,8 @@ void bind_pulse(nb::module_& m) {
     for (const Held& held : all) {
       nb::list holders;
       for (const pool::Holder& holder : held.holders)
-        holders.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack));
+        holders.append(
+            nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes, holder.allocated_blocks));
       out.append(nb::make_tuple(held.device, held.name, held.kind, held.sample_bytes, holders));
     }
     return out;

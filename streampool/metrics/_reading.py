@@ -50,7 +50,7 @@ class Device(NamedTuple):
     version: str
     simulated: bool
     total: int  # bytes
-    now: float  # seconds on its clock; 0: nobody to ask
+    now: float  # seconds on its clock; -1: nobody to ask
     sample: tuple[int, int, float] | None  # free, total (bytes), when (on its clock)
     times: list[tuple[list[int], float]]  # by _core.pulse_bounds(): counts, sum in seconds
 
@@ -189,7 +189,7 @@ def _sizes(row: Row, _: Reading) -> Value:
 def _sample_time(device: Device, reading: Reading) -> Value:
     if device.sample is None:
         return None
-    age = max(device.now - device.sample[2], 0.0) if device.now else 0.0
+    age = max(device.now - device.sample[2], 0.0) if device.now >= 0 else 0.0
     return reading.time - age
 
 

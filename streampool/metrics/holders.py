@@ -14,7 +14,7 @@ from streampool import _core
 from streampool._sizes import format_size
 from streampool.faults import Frame, default_resolve, user_frames
 
-__all__ = ["History", "Holder", "history"]
+__all__ = ["History", "Holder", "PoolHolders", "history", "read"]
 
 _EPOCH = 60.0  # seconds between two looks
 _EPOCHS = 61  # so many are remembered: an hour
@@ -22,20 +22,22 @@ _SITES = 100  # of a pool, in an epoch
 _SHOWN = 20  # on the page, of a pool
 _FRAMES = 12  # of a stack
 
-Pool = tuple[str, str, str]  # device, name, kind
+PoolName = tuple[str, str, str]  # device, name, kind
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What the live blocks of one call stack hold.
+    """What the live blocks of one call stack hold; estimates where allocations are sampled.
 
-    ``bytes`` and ``blocks`` are estimates where allocations are sampled. ``grown`` is how many more bytes that is than
-    ``since`` seconds ago.
+    ``allocated_bytes`` and ``allocated_blocks`` are of all its allocations so far, 0 where they are not sampled.
+    ``grown`` is how many more bytes it holds than ``since`` seconds ago.
     """
 
     bytes: int
     blocks: int
     stack: int
+    allocated_bytes: int = 0
+    allocated_blocks: int = 0
     grown: int = 0
     since: float = 0.0
 
@@ -45,12 +47,51 @@ class Holder:
         return user_frames(default_resolve(self.stack))
 
 
+@dataclass(frozen=True, slots=True)
+class PoolHolders:
+    """The holders of all pools of one device, name and kind. ``sample_bytes`` 0: the numbers are exact."""
+
+    device: str
+    pool: str
+    kind: str
+    sample_bytes: int
+    holders: list[Holder]
+
+    @property
+    def name(self) -> PoolName:
+        """Device, pool and kind."""
+        return self.device, self.pool, self.kind
+
+
+def read() -> list[PoolHolders]:
+    """Look at all pools now, those that hold most first. Looks at every live block, so not in a hot loop."""
+    found: dict[PoolName, tuple[int, dict[int, list[int]]]] = {}
+    for device, pool, kind, sampled, held in _core.read_holders():
+        before, sums = found.setdefault((device, pool, kind), (0, {}))
+        for size, blocks, stack, allocated, made in held:
+            sums[stack] = [
+                a + b for a, b in zip(sums.get(stack, [0] * 4), (size, blocks, allocated, made), strict=True)
+            ]
+        found[device, pool, kind] = max(before, sampled), sums
+    return [
+        PoolHolders(
+            *name,
+            sampled,
+            sorted(
+                (Holder(size, blocks, stack, *made) for stack, (size, blocks, *made) in sums.items()),
+                key=lambda holder: -holder.bytes,
+            ),
+        )
+        for name, (sampled, sums) in found.items()
+    ]
+
+
 class History:
     """Remembers what held memory during the last hour. Safe from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._epochs: deque[tuple[float, dict[Pool, dict[int, int]]]] = deque(maxlen=_EPOCHS)
+        self._epochs: deque[tuple[float, dict[PoolName, dict[int, int]]]] = deque(maxlen=_EPOCHS)
 
     def observe(self) -> None:
         """Look, if a minute has gone by since the last time, on the devices' clock."""
@@ -60,56 +101,48 @@ class History:
         with self._lock:
             if self._epochs and now - self._epochs[-1][0] < _EPOCH:
                 return
-        seen = self._read()
+        seen = {pool.name: {held.stack: held.bytes for held in pool.holders[:_SITES]} for pool in read()}
         with self._lock:
-            self._epochs.append((now, {p: {h[2]: h[0] for h in held[:_SITES]} for p, (_, held) in seen.items()}))
+            self._epochs.append((now, seen))
 
-    def now(self) -> dict[Pool, tuple[int, list[Holder]]]:
-        """Give each pool's sample bytes (0: exact) and holders, those that grew most first."""
-        seen = self._read()
+    def now(self) -> list[PoolHolders]:
+        """Give what holds memory now, in each pool what grew most first."""
         now = _now() or 0.0
         with self._lock:
             begin, before = self._epochs[0] if self._epochs else (now, {})
-        found: dict[Pool, tuple[int, list[Holder]]] = {}
-        for pool, (sampled, held) in seen.items():
-            known = before.get(pool)
-            holders = [
-                Holder(size, blocks, stack, size - known.get(stack, 0) if known is not None else 0, now - begin)
-                for size, blocks, stack in held
+        out = []
+        for pool in read():
+            known = before.get(pool.name)
+            held = [
+                Holder(
+                    holder.bytes,
+                    holder.blocks,
+                    holder.stack,
+                    holder.allocated_bytes,
+                    holder.allocated_blocks,
+                    holder.bytes - known.get(holder.stack, 0) if known is not None else 0,
+                    now - begin,
+                )
+                for holder in pool.holders
             ]
-            found[pool] = sampled, sorted(holders, key=lambda holder: (-max(holder.grown, 0), -holder.bytes))
-        return found
+            held.sort(key=lambda holder: (-max(holder.grown, 0), -holder.bytes))
+            out.append(PoolHolders(*pool.name, pool.sample_bytes, held))
+        return out
 
     def text(self) -> str:
         """Give the page."""
         found = self.now()
         parts = [_HEAD if found else "No pool is open in this process.\n"]
-        for (device, name, kind), (sampled, holders) in found.items():
-            accuracy = f"estimates from one sample in {format_size(sampled)}" if sampled else "exact"
-            parts.append(f"\n== pool {name!r}, {kind} memory of {device}: {accuracy}\n")
+        for pool in found:
+            exact = f"estimates from one sample in {format_size(pool.sample_bytes)}" if pool.sample_bytes else "exact"
+            parts.append(f"\n== pool {pool.pool!r}, {pool.kind} memory of {pool.device}: {exact}\n")
+            holders = [holder for holder in pool.holders if holder.bytes or holder.blocks]
             if not holders:
                 parts.append("nothing is held\n")
-            for holder in holders[:_SHOWN]:
-                parts.append(_entry(holder))
+            parts += [_entry(holder) for holder in holders[:_SHOWN]]
             if len(holders) > _SHOWN:
                 parts.append(f"\n... and {len(holders) - _SHOWN} more call sites\n")
         return "".join(parts)
-
-    @staticmethod
-    def _read() -> dict[Pool, tuple[int, list[tuple[int, int, int]]]]:
-        """Give pools of one device, name and kind together, as in the metrics."""
-        seen: dict[Pool, tuple[int, list[tuple[int, int, int]]]] = {}
-        for device, name, kind, sampled, held in _core.read_holders():
-            known = seen.get((device, name, kind))
-            if known is not None:
-                sums = {stack: (size, blocks) for size, blocks, stack in known[1]}
-                for size, blocks, stack in held:
-                    more = sums.get(stack, (0, 0))
-                    sums[stack] = (size + more[0], blocks + more[1])
-                held = sorted(((s, b, stack) for stack, (s, b) in sums.items()), reverse=True)
-                sampled = max(sampled, known[0])
-            seen[device, name, kind] = sampled, held
-        return seen
 
 
 _HEAD = """Which lines of the program hold the pools' memory; those that hold more and more come first.
@@ -119,7 +152,7 @@ A line that only grows is a leak, or a cache without a bound.
 
 def _now() -> float | None:
     """Give the time on the clock that pools go by, also a simulated one; None while there is no pool."""
-    return max((device[4] for device in _core.read_pulse()[1] if device[4]), default=None)
+    return max((device[4] for device in _core.read_pulse()[1] if device[4] >= 0), default=None)
 
 
 def _entry(holder: Holder) -> str:

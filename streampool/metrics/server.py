@@ -223,7 +223,8 @@ def start_server(
     sd_folder
         A folder that Prometheus's file_sd reads: the server's target is written there as a file of its own.
     debug_pages
-        Whether ``/debug/holders`` is there: which lines of the program hold memory. It shows the names of its files.
+        Whether ``/debug/holders`` and ``/debug/pprof/heap`` are there: which lines of the program hold memory. They
+        show the names of its files.
 
     Raises
     ------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from streampool.metrics import _devices
 from streampool.metrics.holders import history
 from streampool.metrics.page import CONTENT_TYPE, Page
+from streampool.metrics.pprof import heap_profile
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -42,7 +43,7 @@ class Site:
         None: streampool's metrics alone, by the fast page. Else the page is all of that registry, as
         Prometheus's client library renders it; add streampool's with ``metrics.register(registry)``.
     debug
-        Whether there is ``/debug/holders``, which shows file names and lines of the program.
+        Whether there are ``/debug/holders`` and ``/debug/pprof/heap``, which show file names and lines of the program.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, *, debug: bool = True) -> None:
@@ -71,6 +72,8 @@ class Site:
             return Answer(HTTPStatus.OK, _TEXT, b"healthy\n")
         if path == "/debug/holders" and self._debug:
             return Answer(HTTPStatus.OK, _TEXT, history.text().encode(errors="backslashreplace"))
+        if path == "/debug/pprof/heap" and self._debug:
+            return Answer(HTTPStatus.OK, "application/octet-stream", heap_profile())
         if path == "/":
             return Answer(HTTPStatus.OK, "text/html; charset=utf-8", _LANDING)
         return Answer(HTTPStatus.NOT_FOUND, _TEXT, b"not found; the metrics are under /metrics\n")

@@ -418,6 +418,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void uncharge(Bytes bytes);
   void count_misuse(Errc errc);
   Bytes recent_peak(Bytes running);
+  void count_site(const AllocRequest& request);
   void gave_back(Bytes bytes) {
     trimmed_.fetch_add(bytes, std::memory_order_relaxed);
     uncharge(bytes);
@@ -585,6 +586,12 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::atomic<std::uint64_t> refused_limit_{0}, refused_driver_{0}, trimmed_{0};
   std::array<std::atomic<std::uint64_t>, kOomReasonCount> failures_{};
   std::array<std::atomic<std::uint64_t>, kMisuses> misuses_{};
+  // What the sampled allocations of each call stack stand for, so far.
+  struct Site {
+    double bytes = 0, blocks = 0;
+  };
+  std::mutex sites_mutex_;
+  std::map<debug::StackId, Site> sites_;
   static constexpr double kWindow = 60;  // seconds
   std::mutex window_mutex_;
   double window_began_ = 0;

@@ -39,6 +39,8 @@ struct Holder {
   Bytes bytes = 0;
   std::uint64_t blocks = 0;
   debug::StackId stack = 0;
+  Bytes allocated_bytes = 0;  // of all its allocations so far; counted where call stacks are sampled
+  std::uint64_t allocated_blocks = 0;
 };
 
 // The fields of an out-of-memory error, all in bytes. `device_free` is 0 with `device_known` false when the query

@@ -493,11 +493,22 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const A
   failures_[static_cast<std::size_t>(r.reason)].fetch_add(1, std::memory_order_relaxed);
   r.sample_bytes = sampler_.mean();
   r.holders = holders();
+  std::erase_if(r.holders, [](const Holder& holder) { return holder.bytes == 0; });  // allocated much, holds nothing
   constexpr std::size_t kTopHolders = 10;
   if (r.holders.size() > kTopHolders) r.holders.resize(kTopHolders);
   failure->set(Errc::out_of_memory, describe(r));
   failure->oom = std::move(report);
   return Errc::out_of_memory;
+}
+
+// Off the fast path: once in sample_bytes. Without a call stack there is nothing to tell apart.
+void Core::count_site(const AllocRequest& request) {
+  if (request.sample != AllocRequest::Sample::yes || request.stack == 0) return;
+  const double size = static_cast<double>(request.size), weight = sampler_.weight(request.size);
+  std::lock_guard lock(sites_mutex_);
+  Site& site = sites_[request.stack];
+  site.bytes += weight;
+  site.blocks += size > 0 ? weight / size : 1;
 }
 
 // What live blocks of each call site hold, largest first: of the sampled ones, weighed, or of all where none are
@@ -514,10 +525,20 @@ std::vector<Holder> Core::holders() {
     sum.bytes += weight;
     sum.blocks += size > 0 ? weight / size : 1;
   });
+  const auto rounded = [](double value) { return static_cast<std::uint64_t>(std::llround(value)); };
+  std::map<debug::StackId, Holder> sites;
+  for (const auto& [stack, sum] : by_site) sites[stack] = {rounded(sum.bytes), rounded(sum.blocks), stack};
+  {
+    std::lock_guard lock(sites_mutex_);
+    for (const auto& [stack, site] : sites_) {
+      Holder& holder = sites[stack];
+      holder.stack = stack;
+      holder.allocated_bytes = rounded(site.bytes);
+      holder.allocated_blocks = rounded(site.blocks);
+    }
+  }
   std::vector<Holder> all;
-  for (const auto& [site, sum] : by_site)
-    all.push_back(
-        {static_cast<Bytes>(std::llround(sum.bytes)), static_cast<std::uint64_t>(std::llround(sum.blocks)), site});
+  for (const auto& [stack, holder] : sites) all.push_back(holder);
   std::sort(all.begin(), all.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
   return all;
 }

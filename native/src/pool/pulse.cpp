@@ -144,7 +144,7 @@ Pulse read_pulse() {
   std::map<std::string, double> clocks;
   for (const auto& [core, key] : b.live) {
     rows[key].add(core->pulse());
-    if (double& now = clocks[key.device]; now == 0) now = core->driver().now();
+    if (!clocks.contains(key.device)) clocks[key.device] = core->driver().now();
   }
   for (auto& [key, row] : rows) {
     row.device = key.device;

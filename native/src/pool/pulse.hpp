@@ -73,10 +73,10 @@ struct DevicePulse {
   std::string name, version;
   bool simulated = false;
   Bytes total_memory = 0;
-  double now = 0;  // on the device's clock; 0 where it has no pool at the moment
-  // What sample_devices() found; `sampled_at` 0: nothing yet.
+  double now = -1;  // on the device's clock; -1 where it has no pool at the moment
+  // What sample_devices() found; `sampled_at` -1: nothing yet.
   Bytes free = 0, total = 0;
-  double sampled_at = 0;  // on the device's clock
+  double sampled_at = -1;  // on the device's clock
   std::array<Bins<driver::kCallTimeBuckets>, driver::kMemoryWorkCount> call_times{};
 };
 

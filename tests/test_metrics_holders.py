@@ -1,0 +1,236 @@
+"""Who holds memory: the page behind an alert, and the profile."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from metrics_scene import get
+from scene import MIB
+
+import streampool as sp
+from streampool import metrics
+from streampool.metrics.holders import History
+
+HERE = Path(__file__).name
+
+
+@pytest.fixture(autouse=True)
+def machine() -> Iterator[None]:
+    sp.sim.reset()
+    sp.sim.configure(scheduler="seeded")
+    yield
+    sp.sim.reset()
+
+
+def leaking(pool: sp.Pool) -> sp.Buffer:
+    return pool.allocate(8 * MIB)  # grows
+
+
+def steady(pool: sp.Pool) -> sp.Buffer:
+    return pool.allocate(64 * MIB)  # stays
+
+
+def test_the_line_that_grows_comes_before_the_line_that_holds_most() -> None:
+    pool = sp.Pool("sim:0", name="grows")
+    history = History()
+    kept = [steady(pool) for _ in range(4)]
+    kept.append(leaking(pool))
+    history.observe()
+    for _ in range(10):
+        sp.sim.clock.advance(60)
+        kept.append(leaking(pool))
+        history.observe()
+    (pool_now,) = [p for p in history.now() if p.pool == "grows"]
+    assert pool_now.sample_bytes == 4 * MIB
+    first, second = pool_now.holders[:2]
+    assert first.frames[0].function == "leaking"
+    # Each block of 8 MiB is sampled with probability 1 - exp(-2): an estimate.
+    assert 40 * MIB < first.grown <= 11 * 8 * MIB / 0.86
+    assert first.since == 600
+    assert second.frames[0].function == "steady"
+    assert second.grown == 0
+    assert abs(second.bytes - 256 * MIB) < MIB
+    text = history.text()
+    assert text.index("in leaking") < text.index("in steady")
+    assert " in 10 min" in text
+    assert f"{HERE}:{leaking.__code__.co_firstlineno + 1} in leaking" in text
+
+
+def test_a_look_comes_once_a_minute_and_reaches_back_an_hour() -> None:
+    pool = sp.Pool("sim:0", name="looks")
+    history = History()
+    kept = steady(pool)
+    for _ in range(3 * 120):
+        history.observe()
+        sp.sim.clock.advance(30)
+    (holder,) = next(p for p in history.now() if p.pool == "looks").holders
+    assert 3500 <= holder.since <= 3700
+    assert len(history._epochs) == 61
+    kept.close()
+
+
+def test_holders_are_exact_where_every_call_stack_is_kept() -> None:
+    pool = sp.Pool("sim:0", name="exact", mode="debug")
+    kept = [pool.allocate(1000) for _ in range(7)]
+    ((size, blocks, _, allocated, made),) = pool.holders()
+    assert (size, blocks) == (7000, 7)
+    assert (allocated, made) == (0, 0)  # not counted
+    assert "exact" in History().text()
+    del kept
+
+
+def test_pools_of_one_name_are_one_entry() -> None:
+    pools = [sp.Pool("sim:0", name="same", mode="debug") for _ in range(2)]
+    kept = [steady(pool) for pool in pools]
+    (holder,) = next(p for p in History().now() if p.pool == "same").holders
+    assert (holder.bytes, holder.blocks) == (128 * MIB, 2)
+    del kept
+
+
+def test_memory_without_a_call_stack_is_named_as_such() -> None:
+    pool = sp.Pool("sim:0", name="off", mode="off")
+    pool.allocate_raw(1000)
+    assert "no call stack" in History().text()
+
+
+def test_the_page_is_served_unless_it_is_switched_off() -> None:
+    pool = sp.Pool("sim:0", name="served", mode="debug")
+    kept = steady(pool)
+    with metrics.start_server(0, sample_devices=False) as server:
+        assert b"in steady" in get(server.url.replace("/metrics", "/debug/holders"))
+    with (
+        metrics.start_server(0, sample_devices=False, debug_pages=False) as server,
+        pytest.raises(OSError, match="404"),
+    ):
+        get(server.url.replace("/metrics", "/debug/holders"))
+    kept.close()
+
+
+# -- profiles ---------------------------------------------------------------------------------------------------------
+
+
+def read_profile(data: bytes) -> Any:
+    """Read a profile by protobuf's own library, with the messages of github.com/google/pprof's proto/profile.proto."""
+    protobuf = pytest.importorskip(
+        "google.protobuf", reason="protobuf is not installed: pip install 'streampool[test]'"
+    )
+    del protobuf
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="profile.proto", package="t", syntax="proto3")
+    kinds = {"int": 3, "uint": 4, "string": 9, "bool": 8}
+    for name, fields in {
+        "ValueType": "type:int=1 unit:int=2",
+        "Label": "key:int=1 str:int=2 num:int=3 num_unit:int=4",
+        "Sample": "*location_id:uint=1 *value:int=2 *label:Label=3",
+        "Line": "function_id:uint=1 line:int=2 column:int=3",
+        "Location": "id:uint=1 mapping_id:uint=2 address:uint=3 *line:Line=4 is_folded:bool=5",
+        "Function": "id:uint=1 name:int=2 system_name:int=3 filename:int=4 start_line:int=5",
+        "Profile": "*sample_type:ValueType=1 *sample:Sample=2 *location:Location=4 *function:Function=5 "
+        "*string_table:string=6 drop_frames:int=7 keep_frames:int=8 time_nanos:int=9 duration_nanos:int=10 "
+        "period_type:ValueType=11 period:int=12 *comment:int=13 default_sample_type:int=14",
+    }.items():
+        message = file.message_type.add(name=name)
+        for text in fields.split():
+            field, number = text.split("=")
+            label, kind = field.lstrip("*").split(":")
+            made = message.field.add(name=label, number=int(number), label=3 if field.startswith("*") else 1)
+            if kind in kinds:
+                made.type = kinds[kind]
+            else:
+                made.type, made.type_name = 11, f".t.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    profile = message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Profile"))()
+    profile.ParseFromString(gzip.decompress(data))
+    return profile
+
+
+def by_function(data: bytes) -> dict[str, dict[str, int]]:
+    """Give what a profile says of each innermost function, by sample type."""
+    profile = read_profile(data)
+    text = list(profile.string_table)
+    assert text[0] == ""
+    types = [text[t.type] for t in profile.sample_type]
+    functions = {f.id: text[f.name] for f in profile.function}
+    locations = {loc.id: functions[loc.line[0].function_id] for loc in profile.location}
+    assert text[profile.default_sample_type] == "inuse_space"
+    found: dict[str, dict[str, int]] = {}
+    for sample in profile.sample:
+        assert {text[label.key] for label in sample.label} == {"pool", "device", "kind"}
+        sums = found.setdefault(locations[sample.location_id[0]], dict.fromkeys(types, 0))
+        for kind, value in zip(types, sample.value, strict=True):
+            sums[kind] += value
+    return found
+
+
+def test_a_profile_is_read_by_another_reader_and_is_exact_where_all_stacks_are_kept() -> None:
+    pool = sp.Pool("sim:0", name="profiled", mode="debug")
+    kept = [steady(pool), leaking(pool), leaking(pool)]
+    found = by_function(pool.heap_profile())
+    assert found["steady"] == {"alloc_objects": 0, "alloc_space": 0, "inuse_objects": 1, "inuse_space": 64 * MIB}
+    assert found["leaking"]["inuse_space"] == 16 * MIB
+    del kept
+
+
+def test_the_profile_is_served_for_all_pools() -> None:
+    pool = sp.Pool("sim:0", name="served", mode="debug")
+    kept = steady(pool)
+    with metrics.start_server(0, sample_devices=False) as server:
+        found = by_function(get(server.url.replace("/metrics", "/debug/pprof/heap")))
+    assert found["steady"]["inuse_objects"] == 1
+    kept.close()
+
+
+def small(pool: sp.Pool) -> sp.Buffer:
+    return pool.allocate(20_000)
+
+
+def large(pool: sp.Pool) -> sp.Buffer:
+    return pool.allocate(3 * MIB)
+
+
+RUNS, BLOCKS = 100, 60
+
+
+def hundred_runs() -> None:
+    """Print what a hundred profiles say together of each function: live bytes, allocated bytes."""
+    sums = {name: [0, 0] for name in ("small", "large")}
+    for _ in range(RUNS):
+        with sp.Pool("sim:0", name="estimated", sample_bytes=256 << 10) as pool:
+            kept = []
+            for _ in range(BLOCKS):
+                kept += [small(pool), large(pool)]
+            del kept[BLOCKS:]  # half of each
+            found = by_function(pool.heap_profile())
+            for name, total in sums.items():
+                total[0] += found.get(name, {}).get("inuse_space", 0)
+                total[1] += found.get(name, {}).get("alloc_space", 0)
+            kept.clear()
+    print(json.dumps(sums))
+
+
+def test_over_a_hundred_runs_the_sampled_profile_is_right_on_average() -> None:
+    """Live and allocated: the mean of the estimates is within 3 standard errors of the exact bytes, for each stack."""
+    read_profile(gzip.compress(b""))  # or skips
+    # In a process of its own, so that the sampler's random numbers are the same each time.
+    code = "import test_metrics_holders; test_metrics_holders.hundred_runs()"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env=env)
+    sums = json.loads(done.stdout)
+    mean = 256 << 10
+    for name, size in (("small", 20_000), ("large", 3 * MIB)):
+        chance = -math.expm1(-size / mean)
+        for total, count in zip(sums[name], (BLOCKS // 2, BLOCKS), strict=True):
+            # A block stands for size / chance with that chance: variance size^2 (1 / chance - 1), all independent.
+            error = math.sqrt(RUNS * count * size**2 * (1 / chance - 1)) + RUNS  # and the rounding of each profile
+            assert abs(total - RUNS * count * size) < 3 * error, (name, total)
