@@ -78,6 +78,39 @@ def test_a_look_comes_once_a_minute_and_reaches_back_an_hour() -> None:
     kept.close()
 
 
+def test_a_site_that_rises_all_hour_is_suspected_and_one_that_comes_and_goes_is_not() -> None:
+    pool = sp.Pool("sim:0", name="suspects", mode="debug", quarantine_bytes=0)
+    history = History()
+    kept: list[sp.Buffer] = [steady(pool)]
+    saw: list[sp.Buffer] = []
+    for minute in range(61):
+        kept.append(leaking(pool))
+        saw = [] if minute % 10 == 0 else [*saw, pool.allocate(16 * MIB)]
+        history.observe()
+        sp.sim.clock.advance(60)
+        found = history.suspects()["sim:0", "suspects", "device"]
+        assert (found.sites == 1) == (minute == 60), minute  # not before an hour has gone by
+    assert found.bytes == 45 * 8 * MIB  # from the first quarter's least to the last one's
+    saw.clear()
+    for _ in range(30):
+        history.observe()
+        sp.sim.clock.advance(60)
+    assert history.suspects()["sim:0", "suspects", "device"].sites == 0  # it does not grow any more
+
+
+def test_a_steady_site_is_no_suspect_however_it_is_sampled() -> None:
+    pool = sp.Pool("sim:0", name="noise")
+    history = History()
+    live = [pool.allocate(MIB) for _ in range(200)]
+    for _ in range(200):
+        for _ in range(50):  # other blocks are sampled each time
+            live.pop(0)
+            live.append(pool.allocate(MIB))
+        history.observe()
+        sp.sim.clock.advance(60)
+        assert history.suspects()["sim:0", "noise", "device"].sites == 0
+
+
 def test_holders_are_exact_where_every_call_stack_is_kept() -> None:
     pool = sp.Pool("sim:0", name="exact", mode="debug")
     kept = [pool.allocate(1000) for _ in range(7)]

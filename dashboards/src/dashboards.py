@@ -217,6 +217,10 @@ LEAKS = (
         "What grows?",
         (
             Panel("Live blocks", "Many small things, or few large ones?", "short", ((series("live_allocations"), WHERE),)),
+            Panel("Suspected leaks", "Call sites that grew in each quarter of the last hour; /debug/holders names them.", "short",
+                  ((series("suspected_leaks"), WHERE),)),
+            Panel("Grown by suspects", "How many bytes more they hold than an hour ago.", "bytes",
+                  ((series("suspected_leak_bytes"), WHERE),)),
             Panel("Bytes a block", "The size of what is kept, on average.", "bytes",
                   ((f"{series('requested_bytes')} / ({series('live_allocations')} > 0)", WHERE),)),
             Panel("Allocated beyond freed", "What stays, a second. The call sites stand under /debug/holders of the instance.", "Bps",

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from streampool import _core
 from streampool.metrics import _devices
 from streampool.metrics.catalogue import CATALOGUE, DEVICE, POOL, Metric, Type
+from streampool.metrics.holders import Suspects, history
 
 __all__ = [
     "Bins",
@@ -193,9 +194,25 @@ def _sample_time(device: Device, reading: Reading) -> Value:
     return reading.time - age
 
 
+def _suspects(row: Row) -> Suspects | None:
+    return history.suspects().get((row.device, row.pool, row.kind))
+
+
+def _suspected(row: Row, _: Reading) -> Value:
+    found = _suspects(row)
+    return None if found is None else found.sites
+
+
+def _suspected_bytes(row: Row, _: Reading) -> Value:
+    found = _suspects(row)
+    return None if found is None else found.bytes
+
+
 _COMPUTED: dict[str, Callable[[Any, Reading], Value]] = {
     "limit_bytes": _limit,
     "headroom_bytes": _headroom,
+    "suspected_leaks": _suspected,
+    "suspected_leak_bytes": _suspected_bytes,
     "allocation_size_bytes": _sizes,
     "device_free_bytes": lambda device, _: device.sample[0] if device.sample else None,
     "device_total_bytes": lambda device, _: device.sample[1] if device.sample else device.total,

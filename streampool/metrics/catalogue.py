@@ -148,6 +148,19 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge(
         "reserved_peak_bytes", "bytes", "Highest reserved_bytes of any one pool since it was made.", "reserved_peak"
     ),
+    _gauge(
+        "suspected_leaks",
+        "",
+        "Call sites whose live bytes rose in each quarter of the last hour, by more than sampling explains, as of the "
+        "last look; /debug/holders names them.",
+        absent="without the sampling thread, and before its first look at the pool",
+    ),
+    _gauge(
+        "suspected_leak_bytes",
+        "bytes",
+        "How much those call sites grew in the last hour.",
+        absent="as streampool_suspected_leaks",
+    ),
     # -- what happens --------------------------------------------------------------------------------------------------
     _split(
         "allocations_total",

@@ -6,23 +6,35 @@ exact. A thread looks once a minute, so that the page can say what has changed; 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 from streampool import _core
 from streampool._sizes import format_size
 from streampool.faults import Frame, default_resolve, user_frames
 
-__all__ = ["History", "Holder", "PoolHolders", "history", "read"]
+__all__ = ["History", "Holder", "PoolHolders", "Suspects", "history", "read"]
 
 _EPOCH = 60.0  # seconds between two looks
 _EPOCHS = 61  # so many are remembered: an hour
+_QUARTER = 15  # epochs
 _SITES = 100  # of a pool, in an epoch
 _SHOWN = 20  # on the page, of a pool
 _FRAMES = 12  # of a stack
 
 PoolName = tuple[str, str, str]  # device, name, kind
+_Seen = tuple[int, dict[int, int]]  # sample bytes, and the bytes of each stack
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """How many call sites of a pool look like leaks, and by how many bytes they grew in the last hour."""
+
+    sites: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +103,8 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._epochs: deque[tuple[float, dict[PoolName, dict[int, int]]]] = deque(maxlen=_EPOCHS)
+        self._epochs: deque[tuple[float, dict[PoolName, _Seen]]] = deque(maxlen=_EPOCHS)
+        self._suspects: dict[PoolName, Suspects] = {}
 
     def observe(self) -> None:
         """Look, if a minute has gone by since the last time, on the devices' clock."""
@@ -101,9 +114,42 @@ class History:
         with self._lock:
             if self._epochs and now - self._epochs[-1][0] < _EPOCH:
                 return
-        seen = {pool.name: {held.stack: held.bytes for held in pool.holders[:_SITES]} for pool in read()}
+        seen = {
+            pool.name: (pool.sample_bytes, {held.stack: held.bytes for held in pool.holders[:_SITES]})
+            for pool in read()
+        }
         with self._lock:
             self._epochs.append((now, seen))
+            self._suspects = self._suspect()
+
+    def suspects(self) -> dict[PoolName, Suspects]:
+        """Give, for each pool seen at the last look, the call sites that look like leaks; nothing is looked at here.
+
+        A site is one whose least of each quarter of the last hour is above the least of the quarter before, and which
+        has grown by more than chance can make of the samples (four standard deviations).
+        """
+        with self._lock:
+            return dict(self._suspects)
+
+    def _suspect(self) -> dict[PoolName, Suspects]:
+        """Judge the epochs. With the lock held."""
+        epochs = [seen for _, seen in self._epochs]
+        found = {}
+        for name, (sampled, last) in epochs[-1].items():
+            if len(epochs) < _EPOCHS:
+                found[name] = Suspects()
+                continue
+            sites, grown = 0, 0
+            for stack, size in last.items():
+                history = [seen[name][1].get(stack, 0) if name in seen else 0 for seen in epochs]
+                least = [min(history[begin : begin + _QUARTER]) for begin in range(0, 4 * _QUARTER, _QUARTER)]
+                chance = 4 * math.sqrt(size * sampled)
+                rises = all(after > before for before, after in pairwise(least))
+                if rises and least[-1] - least[0] > chance:
+                    sites += 1
+                    grown += least[-1] - least[0]
+            found[name] = Suspects(sites, grown)
+        return found
 
     def now(self) -> list[PoolHolders]:
         """Give what holds memory now, in each pool what grew most first."""
@@ -120,7 +166,7 @@ class History:
                     holder.stack,
                     holder.allocated_bytes,
                     holder.allocated_blocks,
-                    holder.bytes - known.get(holder.stack, 0) if known is not None else 0,
+                    holder.bytes - known[1].get(holder.stack, 0) if known is not None else 0,
                     now - begin,
                 )
                 for holder in pool.holders

@@ -192,7 +192,7 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
     }
     if (served) {
       count_allocation(request.size, gross, 0);
-      count_site(request);
+      if (request.sample == AllocRequest::Sample::yes) count_site(request);
       return Errc::ok;
     }
     errc = plan(request, &need, failure);
@@ -215,7 +215,7 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
   } else if (found.path != Path::own) {
     count_path(found.path);
   }
-  count_site(request);
+  if (request.sample == AllocRequest::Sample::yes) count_site(request);
   if (!ordinary_) observe::CounterBank::on_size(counters(), request.size, request.size);  // each comes here
   if (debugger_ == nullptr) {
     *out = hand_out(request, need, named, found, request.tag.empty() && !options_.debug.track ? 0 : driver_->now());

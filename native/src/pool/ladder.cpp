@@ -501,9 +501,9 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const A
   return Errc::out_of_memory;
 }
 
-// Off the fast path: once in sample_bytes. Without a call stack there is nothing to tell apart.
+// Of a sampled allocation. Without a call stack there is nothing to tell apart.
 void Core::count_site(const AllocRequest& request) {
-  if (request.sample != AllocRequest::Sample::yes || request.stack == 0) return;
+  if (request.stack == 0) return;
   const double size = static_cast<double>(request.size), weight = sampler_.weight(request.size);
   std::lock_guard lock(sites_mutex_);
   Site& site = sites_[request.stack];
