@@ -175,6 +175,7 @@ class Pool:
     def set_oom_callback(self, callback: Callable[[int], bool] | None) -> None: ...
     def close(self) -> None: ...
 
+_oom_hook: Callable[[BaseException], None] | None  # told of each out-of-memory error before it is raised
 _fault_hook: (
     Callable[[Pool], None] | None
 )  # called at the end of a call on a pool with on_fault=raise; raises what was found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import weakref
 from typing import TYPE_CHECKING
 
 from streampool import _core
@@ -14,9 +15,10 @@ from streampool import _core
 if TYPE_CHECKING:
     from streampool._findings import PoolFindings, Session
 
-__all__ = ["active", "begin", "end", "exiting", "pool_made"]
+__all__ = ["active", "begin", "end", "exiting", "pool_made", "pools"]
 
 _session: Session | None = None
+_pools: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
 _exit_registered = False
 
 
@@ -44,12 +46,27 @@ def end() -> None:
 def pool_made(pool: _core.Pool) -> PoolFindings | None:
     """Note a new pool: the exit hook comes with the first of the process, never with the import."""
     _register_exit()
+    _pools.add(pool)
+    if "STREAMPOOL_POSTMORTEM" in os.environ:
+        from streampool import postmortem
+
+        postmortem.enable_from_environment()
     if "STREAMPOOL_METRICS_PORT" in os.environ:
         from streampool.metrics import _environment
 
         _environment.serve_from_environment()
     session = active()
     return None if session is None else session.watch(pool)
+
+
+def pools() -> list[_core.Pool]:
+    """Give the pools that Python made and that still are."""
+    for _ in range(8):
+        try:
+            return list(_pools)
+        except RuntimeError:  # another thread made one meanwhile
+            continue
+    return []
 
 
 def _register_exit() -> None:

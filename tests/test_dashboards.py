@@ -236,6 +236,7 @@ def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_promtool_finds_that_alerts_fire_and_stay_quiet() -> None:
     done = promtool("test", "rules", DASHBOARDS / "rules/tests/alerts.yml")
     assert done.returncode == 0, done.stdout + done.stderr

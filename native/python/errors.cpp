@@ -29,6 +29,7 @@ PyObject* make(nb::module_& m, const char* name, PyObject* bases, const char* do
 }  // namespace
 
 void bind_errors(nb::module_& m) {
+  m.attr("_oom_hook") = nb::none();
   Classes& c = g_classes;
   c.base = make(m, "StreamPoolError", PyExc_Exception, "What every error of streampool derives from.");
   const nb::tuple memory = nb::make_tuple(nb::handle(c.base), nb::handle(PyExc_MemoryError));
@@ -53,6 +54,16 @@ void bind_errors(nb::module_& m) {
   c.closed = make(m, "PoolClosedError", c.base, "The pool is closed: it hands out no more memory.");
   c.forked = make(m, "ForkedProcessError", c.base, "A pool was used in a forked child.");
   c.fault = make(m, "FaultError", c.base, "A fault was found and on_fault=raise is set.");
+}
+
+// Whoever wants to write down what happened (streampool.postmortem); the error is the same whatever comes of it.
+static void tell_of_oom(const nb::object& error) {
+  try {
+    const nb::object hook = nb::module_::import_("streampool._core").attr("_oom_hook");
+    if (!hook.is_none()) hook(error);
+  } catch (nb::python_error& problem) {
+    problem.discard_as_unraisable("streampool: a file about an out-of-memory error");
+  }
 }
 
 void raise(pool::Failure& failure) {
@@ -91,6 +102,7 @@ void raise(pool::Failure& failure) {
         fields["sample_bytes"] = r.sample_bytes;
       }
       error.attr("fields") = fields;
+      tell_of_oom(error);
       PyErr_SetObject(c.out_of_memory, error.ptr());
       throw nb::python_error();
     }

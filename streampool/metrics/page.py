@@ -5,6 +5,7 @@ The same bytes as ``prometheus_client.generate_latest`` makes of a `Collector`, 
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -47,6 +48,7 @@ class Page:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._heads = [_head(metric) for metric in CATALOGUE]
         self._series: list[dict[tuple[str, ...], _Series]] = [{} for _ in CATALOGUE]
 
@@ -56,6 +58,8 @@ class Page:
 
     def render_reading(self, reading: _reading.Reading) -> bytes:
         """Give the page of a reading."""
+        if self._pid != os.getpid():  # forked: whoever had the lock is not here to let go of it
+            self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
             out: list[str] = []
             for metric, head, known in zip(CATALOGUE, self._heads, self._series, strict=True):
