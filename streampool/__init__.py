@@ -51,7 +51,7 @@ from streampool.scopes import scope
 from streampool.streams import current_stream, stream
 
 if TYPE_CHECKING:
-    from streampool import faults, leaks, metrics, postmortem, replay, report, sim, traces
+    from streampool import faults, leaks, logs, metrics, postmortem, replay, report, sim, traces
     from streampool._paths import cmake_dir, include_dir, library_path
 
 __all__ = [
@@ -85,6 +85,7 @@ __all__ = [
     "include_dir",
     "leaks",
     "library_path",
+    "logs",
     "metrics",
     "parse_size",
     "postmortem",
@@ -96,7 +97,7 @@ __all__ = [
     "traces",
 ]
 
-_ON_FIRST_USE = frozenset({"faults", "leaks", "metrics", "postmortem", "replay", "report", "sim", "traces"})
+_ON_FIRST_USE = frozenset({"faults", "leaks", "logs", "metrics", "postmortem", "replay", "report", "sim", "traces"})
 _PATHS = frozenset({"cmake_dir", "include_dir", "library_path"})
 
 

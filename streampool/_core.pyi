@@ -204,6 +204,7 @@ def read_pulse() -> tuple[
     list[tuple[str, str, str, bool, int | None, bool, list[int]]],  # device, pool, kind, live, limit, sized, values
     list[tuple[str, str, bool, int, float, tuple[int, int, float] | None, list[tuple[list[int], float]]]],
     int,  # pools without a row of their own
+    int,  # events dropped
 ]:
     """No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
 
@@ -213,6 +214,12 @@ Held = tuple[
 
 def read_holders() -> list[tuple[str, str, str, int, list[Held]]]:
     """(device, pool, kind, sample bytes (0: exact), what each call stack holds, largest first). Looks at every live block."""
+
+def event_words() -> list[tuple[str, str, str]]:
+    """(event, what its number is, what its second number is) of each event of the core; empty: none."""
+
+def drain_events() -> list[tuple[str, str, str, str, str, dict[str, int], float]]:
+    """(event, memory kind, device, pool, reason, numbers by field, Unix time) of what happened since the last call, oldest first."""
 
 def sample_devices() -> bool:
     """Ask the devices for their free memory and look at fences: driver calls. False: one did not answer."""

@@ -241,6 +241,7 @@ class Pool(_core.Pool):
         if self._findings is not None:
             found += self._findings.gather(self, "closed", timeout=10.0)
         super().close()
+        session.drain_logs()
         if self._findings is not None:
             found += self._findings.gather(self, "closed", timeout=0.0)
         if self.options["on_fault"] == "raise":

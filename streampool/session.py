@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from streampool import _core
 if TYPE_CHECKING:
     from streampool._findings import PoolFindings, Session
 
-__all__ = ["active", "begin", "end", "exiting", "pool_made", "pools"]
+__all__ = ["active", "begin", "drain_logs", "end", "exiting", "pool_made", "pools"]
 
 _session: Session | None = None
 _pools: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
@@ -47,6 +48,7 @@ def pool_made(pool: _core.Pool) -> PoolFindings | None:
     """Note a new pool: the exit hook comes with the first of the process, never with the import."""
     _register_exit()
     _pools.add(pool)
+    drain_logs()
     if "STREAMPOOL_POSTMORTEM" in os.environ:
         from streampool import postmortem
 
@@ -57,6 +59,14 @@ def pool_made(pool: _core.Pool) -> PoolFindings | None:
         _environment.serve_from_environment()
     session = active()
     return None if session is None else session.watch(pool)
+
+
+def drain_logs() -> None:
+    """Empty the core's events into the program's logs. Imports nothing for a program that has none."""
+    if "logging" in sys.modules or "structlog" in sys.modules:
+        from streampool import logs
+
+        logs.drain()
 
 
 def pools() -> list[_core.Pool]:
@@ -78,6 +88,7 @@ def _register_exit() -> None:
 
 def _at_exit() -> None:
     """Tell the core, unless a session watches: its owner calls `exiting` after the report, which is later than this."""
+    drain_logs()
     if active() is None:
         exiting()
 

@@ -194,6 +194,7 @@ EXPORTER = Row(
         Panel("Failures", "Readings and samples that failed, 1 h.", "short",
               ((f"sum by (instance) (increase({series('collect_failures_total', PROCESS)}[1h]))", "{{instance}} readings"),
                (f"sum by (instance) (increase({series('device_sample_failures_total', PROCESS)}[1h]))", "{{instance}} samples"),
+               (f"sum by (instance) (increase({series('events_dropped_total', PROCESS)}[1h]))", "{{instance}} events"),
                (f"1 - {series('last_collect_success', PROCESS)}", "{{instance}} failing now"))),
         Panel("Age of device samples", "How old the free memory of the device is; 5 seconds are normal.", "s",
               ((f"time() - {series('device_sample_timestamp_seconds', DEVICE)}", "{{instance}} {{device}}"),)),

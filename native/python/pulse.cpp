@@ -48,7 +48,7 @@ void bind_pulse(nb::module_& m) {
       if (d.sampled_at >= 0) sample = nb::make_tuple(d.free, d.total, d.sampled_at);
       devices.append(nb::make_tuple(d.name, d.version, d.simulated, d.total_memory, d.now, sample, times));
     }
-    return nb::make_tuple(rows, devices, pulse.other_names);
+    return nb::make_tuple(rows, devices, pulse.other_names, pulse.dropped_events);
   });
   // What call sites hold, pool by pool: for people, not for scrapes; looks at every live block.
   m.def("read_holders", [] {
@@ -73,6 +73,38 @@ void bind_pulse(nb::module_& m) {
             nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes, holder.allocated_blocks));
       out.append(nb::make_tuple(held.device, held.name, held.kind, held.sample_bytes, holders));
     }
+    return out;
+  });
+  // (event, memory kind, device, pool, reason, {field: number}, Unix time) of what happened since the last call.
+  m.def("drain_events", [] {
+    struct Words {
+      const char *event, *number, *more;
+    };
+    static constexpr Words kWords[] = {
+#define STREAMPOOL_ROW(name, word, number, more) {word, number, more},
+        STREAMPOOL_EVENTS(STREAMPOOL_ROW)
+#undef STREAMPOOL_ROW
+    };
+    nb::list out;
+    if (driver::ending() == driver::Ending::forked) return out;
+    for (const observe::Event& event : unlocked([] { return pool::events().drain(); })) {
+      const Words& words = kWords[static_cast<std::size_t>(event.kind)];
+      nb::dict numbers;
+      if (*words.number != 0) numbers[words.number] = event.number;
+      if (*words.more != 0) numbers[words.more] = event.more;
+      // A pool's name may have been cut in the middle of a character.
+      const nb::object pool = nb::steal(
+          PyUnicode_DecodeUTF8(event.pool.data(), static_cast<Py_ssize_t>(std::strlen(event.pool.data())), "replace"));
+      out.append(nb::make_tuple(words.event, std::string(kind_name(event.memory)), event.device.data(), pool,
+                                event.reason.data(), numbers, event.at));
+    }
+    return out;
+  });
+  m.def("event_words", [] {
+    nb::list out;
+#define STREAMPOOL_ROW(name, word, number, more) out.append(nb::make_tuple(word, number, more));
+    STREAMPOOL_EVENTS(STREAMPOOL_ROW)
+#undef STREAMPOOL_ROW
     return out;
   });
   m.def("sample_devices", [] { return unlocked([] { return pool::sample_devices(); }); });

@@ -239,6 +239,38 @@ STREAMPOOL_TEST("request sizes are counted in fractions of samples, and add up t
   CHECK_EQ(count(0) + count(2) + count(3) + count(4) + count(5) + count(7) + count(8), 0.0);
 }
 
+STREAMPOOL_TEST(
+    "events of many threads come out of the ring whole and in each thread's order, or are counted as dropped") {
+  auto ring = std::make_unique<observe::EventRing>();
+  constexpr std::uint64_t kThreads = 3, kEvents = 20'000;
+  std::atomic<std::uint64_t> running{kThreads};
+  std::vector<std::thread> threads;
+  for (std::uint64_t n = 0; n < kThreads; ++n)
+    threads.emplace_back([&ring, &running, n] {
+      for (std::uint64_t i = 1; i <= kEvents; ++i) {
+        observe::Event event;
+        observe::Event::put(event.pool, "a name that is much too long for the place that there is for it");
+        event.number = n;
+        event.more = i;
+        ring->push(event);
+      }
+      running.fetch_sub(1);
+    });
+  std::uint64_t seen = 0;
+  std::vector<std::uint64_t> last(kThreads, 0);
+  for (bool more = true; more;) {
+    more = running.load() != 0;
+    for (const observe::Event& event : ring->drain()) {
+      ++seen;
+      CHECK(event.more > last[event.number]);
+      last[event.number] = event.more;
+      CHECK_EQ(std::string(event.pool.data()).size(), event.pool.size() - 1);
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(seen + ring->dropped(), kThreads * kEvents);
+}
+
 STREAMPOOL_TEST("driver calls for memory are timed, each under its own sort of work") {
   NamedScene scene("pulse-calls");
   const auto total = [](MemoryWork work) {

@@ -6,7 +6,7 @@ import os
 import threading
 from dataclasses import dataclass
 
-from streampool import _core
+from streampool import _core, logs
 from streampool.metrics.holders import history
 
 __all__ = ["DeviceFacts", "facts", "failures", "start_sampling", "stop_sampling"]
@@ -64,6 +64,7 @@ def sample() -> None:
     global _failures
     try:
         history.observe()
+        logs.drain()
         if not _core.sample_devices():
             _failures += 1
         for device in _core.read_pulse()[1]:

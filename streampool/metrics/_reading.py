@@ -71,6 +71,7 @@ class Reading:
     rows: list[Row] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     unnamed: int = 0
+    dropped: int = 0  # events of the log
     time: float = 0.0  # Unix time
     duration: float = 0.0  # seconds
     failed: bool = False
@@ -87,7 +88,7 @@ def read() -> Reading:
     begin = time.perf_counter()
     reading = Reading(time=time.time())
     try:
-        rows, devices, reading.unnamed = _core.read_pulse()
+        rows, devices, reading.unnamed, reading.dropped = _core.read_pulse()
         reading.rows = [Row(*row) for row in rows]
         reading.devices = [Device(*device) for device in devices]
         reading.device_rest = _rest(reading)
@@ -224,6 +225,7 @@ _COMPUTED: dict[str, Callable[[Any, Reading], Value]] = {
     "collect_failures_total": lambda reading, _: _failures,
     "device_sample_failures_total": lambda reading, _: _devices.failures(),
     "unnamed_pools_total": lambda reading, _: reading.unnamed,
+    "events_dropped_total": lambda reading, _: reading.dropped,
 }
 
 

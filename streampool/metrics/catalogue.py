@@ -275,6 +275,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("collect_duration_seconds", "seconds", "How long the last reading of the numbers took.", scope=PROCESS),
     _counter("collect_failures_total", "", "Readings that failed.", scope=PROCESS),
     _counter("device_sample_failures_total", "", "Samples of the devices' free memory that failed.", scope=PROCESS),
+    _counter("events_dropped_total", "", "Events of the log that found no room, or no reader.", scope=PROCESS),
     _counter(
         "unnamed_pools_total",
         "",

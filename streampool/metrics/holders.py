@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
-from streampool import _core
+from streampool import _core, logs
 from streampool._sizes import format_size
 from streampool.faults import Frame, default_resolve, user_frames
 
@@ -120,7 +121,15 @@ class History:
         }
         with self._lock:
             self._epochs.append((now, seen))
-            self._suspects = self._suspect()
+            before, self._suspects = self._suspects, self._suspect()
+            after = self._suspects
+        for name, found in after.items():
+            if found.sites > before.get(name, Suspects()).sites:
+                device, pool, kind = name
+                logs.emit(
+                    "leak.suspected",
+                    device=device, pool=pool, memory_kind=kind, at=time.time(), sites=found.sites, bytes=found.bytes,
+                )  # fmt: skip
 
     def suspects(self) -> dict[PoolName, Suspects]:
         """Give, for each pool seen at the last look, the call sites that look like leaks; nothing is looked at here.

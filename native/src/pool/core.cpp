@@ -180,6 +180,7 @@ std::shared_ptr<Core> Core::create(std::shared_ptr<driver::Driver> driver, Kind 
     registry().pools.push_back(core);
   }
   pulse_begin(*core);
+  core->tell(observe::EventKind::pool_created, options.limit, 0);
   Bytes reserved = 0;
   if (options.initial != 0 && core->reserve(options.initial, &reserved, failure) != Errc::ok) return nullptr;
   return core;
@@ -339,6 +340,7 @@ TrimResult Core::trim(Bytes keep) {
   settled();  // takes in all that is complete, the quarantine too
   revoke_again();
   result.released = give_back_idle(keep, options_.wait_timeout);
+  if (result.released != 0) tell(observe::EventKind::pool_trimmed, result.released, reserved_.load());
   const Stats now = stats();
   result.reserved = now.reserved;
   result.pending = now.pending + now.quarantined;
@@ -358,6 +360,8 @@ void Core::close() {
     return;
   }
   if (debugger_ != nullptr) debugger_->give_up(debug::Debugger::kEverything);
+  const observe::Totals now = bank_->totals();
+  tell(observe::EventKind::pool_closed, now.allocations - std::min(now.allocations, now.frees), reserved_.load());
   reap();
   if (bank_->totals().gross == 0)
     let_go(options_.wait_timeout);

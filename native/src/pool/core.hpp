@@ -419,6 +419,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void count_misuse(Errc errc);
   Bytes recent_peak(Bytes running);
   void count_site(const AllocRequest& request);
+  void tell(observe::EventKind kind, std::uint64_t number, std::uint64_t more, std::string_view reason = {}) const;
   void gave_back(Bytes bytes) {
     trimmed_.fetch_add(bytes, std::memory_order_relaxed);
     uncharge(bytes);

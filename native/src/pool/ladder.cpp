@@ -491,6 +491,7 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const A
   else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need)
     r.reason = streams_.capture_known() ? OomReason::capture : OomReason::pending;
   failures_[static_cast<std::size_t>(r.reason)].fetch_add(1, std::memory_order_relaxed);
+  tell(observe::EventKind::alloc_failed, request.size, now.reserved, oom_reason_word(r.reason));
   r.sample_bytes = sampler_.mean();
   r.holders = holders();
   std::erase_if(r.holders, [](const Holder& holder) { return holder.bytes == 0; });  // allocated much, holds nothing

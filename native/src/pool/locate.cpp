@@ -57,6 +57,7 @@ LargeBlock* Core::covering(Address address, bool* in_pool) {
 void Core::count_misuse(Errc errc) {
   const std::size_t which = static_cast<std::size_t>(errc) - static_cast<std::size_t>(Errc::double_free);
   misuses_[which].fetch_add(1, std::memory_order_relaxed);
+  tell(observe::EventKind::free_invalid, 0, 0, errc_word(errc));
 }
 
 // Finds the block that starts at `address`, in whatever state it is. Anything else is an error that names what is

@@ -1,6 +1,7 @@
 #include "pulse.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,6 +53,24 @@ std::string plain(const std::string& name) {
 }
 
 }  // namespace
+
+observe::EventRing& events() {
+  static auto* ring = new observe::EventRing;
+  return *ring;
+}
+
+void Core::tell(observe::EventKind kind, std::uint64_t number, std::uint64_t more, std::string_view reason) const {
+  observe::Event event;
+  event.kind = kind;
+  event.memory = kind_;
+  observe::Event::put(event.device, driver_->name());
+  observe::Event::put(event.pool, name_);
+  observe::Event::put(event.reason, reason);
+  event.number = number;
+  event.more = more;
+  event.at = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  events().push(event);
+}
 
 const std::vector<ColumnInfo>& columns() {
   static const auto* all = [] {
@@ -160,6 +179,7 @@ Pulse read_pulse() {
     pulse.devices.push_back(std::move(device));
   }
   pulse.other_names = b.others;
+  pulse.dropped_events = events().dropped();
   return pulse;
 }
 

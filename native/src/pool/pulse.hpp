@@ -14,6 +14,7 @@
 
 #include "../base/types.hpp"
 #include "../driver/call_times.hpp"
+#include "../observe/event_ring.hpp"
 #include "../observe/size_histogram.hpp"
 #include "errors.hpp"
 
@@ -83,6 +84,7 @@ struct DevicePulse {
 struct Pulse {
   std::vector<PulseRow> rows;  // by device, then in the order in which names came
   std::vector<DevicePulse> devices;
+  std::uint64_t dropped_events = 0;
   std::uint64_t other_names = 0;  // pools whose name had no place: they are in the row `_other`
 };
 
@@ -98,6 +100,9 @@ Pulse read_pulse();
 // Asks each device that has pools for its free memory, and looks at fences that exist: makes driver calls, and so
 // belongs to a thread of its own and in no scrape. False: a device did not answer.
 bool sample_devices();
+
+// What happened to pools, for logs (observe/event_ring.hpp). Leaked on purpose (R22).
+observe::EventRing& events();
 
 // A pool's place in the pulse, from its making to its end.
 void pulse_begin(Core& core);

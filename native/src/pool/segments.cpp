@@ -34,6 +34,10 @@ Bytes Core::idle_above_slack() const {
 Core::Grown Core::grow(Heap* t, const Growth& growth, driver::Status* status) {
   if (growth.bytes == 0) return Grown::failed;
   const Grown grown = source_ == SegmentSource::vmm ? grow_mapped(t, growth, status) : grow_piece(growth, status);
+  if (grown == Grown::yes) tell(observe::EventKind::pool_grown, growth.bytes, reserved_.load());
+  if (grown == Grown::limit || grown == Grown::refused)
+    tell(observe::EventKind::growth_refused, growth.bytes, reserved_.load(),
+         grown == Grown::limit ? "limit" : "driver");
   if (grown == Grown::limit) refused_limit_.fetch_add(1, std::memory_order_relaxed);
   if (grown == Grown::refused) refused_driver_.fetch_add(1, std::memory_order_relaxed);
   return grown;
