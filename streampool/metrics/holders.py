@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -100,16 +101,23 @@ def read() -> list[PoolHolders]:
 
 
 class History:
-    """Remembers what held memory during the last hour. Safe from several threads."""
+    """Remembers what held memory during the last hour. Safe from several threads.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    clock
+        Gives the time in seconds, or None while there is nothing to see; the devices' own where it is left out.
+    """
+
+    def __init__(self, clock: Callable[[], float | None] | None = None) -> None:
+        self._clock = clock or _now
         self._lock = threading.Lock()
         self._epochs: deque[tuple[float, dict[PoolName, _Seen]]] = deque(maxlen=_EPOCHS)
         self._suspects: dict[PoolName, Suspects] = {}
 
     def observe(self) -> None:
         """Look, if a minute has gone by since the last time, on the devices' clock."""
-        now = _now()
+        now = self._clock()
         if now is None:
             return
         with self._lock:
@@ -162,7 +170,7 @@ class History:
 
     def now(self) -> list[PoolHolders]:
         """Give what holds memory now, in each pool what grew most first."""
-        now = _now() or 0.0
+        now = self._clock() or 0.0
         with self._lock:
             begin, before = self._epochs[0] if self._epochs else (now, {})
         out = []
