@@ -170,7 +170,10 @@ Errc Core::allocate(const AllocRequest& given, BlockRef* out, Failure* failure) 
   const bool plain = is_plain(request);
   if (plain && at_home(thread_cache(), request.stream)) {
     ask_for_sample(&request);
-    if (allocate_at_home(request, out)) return Errc::ok;
+    if (allocate_at_home(request, out)) {
+      if (request.sample == AllocRequest::Sample::yes) count_site(request);
+      return Errc::ok;
+    }
   }
   Errc errc = enter(failure);
   if (errc != Errc::ok) return errc;
