@@ -25,8 +25,7 @@ class Level(StrEnum):
 
     DEBUG = "debug"
     INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+    WARNING = "warning"  # the highest: what went wrong is also raised, and whether it is an error its caller knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,11 @@ EVENTS: tuple[Event, ...] = (
     ),
     Event(
         "alloc.failed",
-        Level.ERROR,
+        Level.WARNING,
         ("requested_bytes", "reserved_bytes", "reason"),
         "An allocation ended in an out-of-memory error.",
     ),
-    Event("free.invalid", Level.ERROR, ("reason",), "A free was refused because it was wrong."),
+    Event("free.invalid", Level.WARNING, ("reason",), "A free was refused because it was wrong."),
     Event(
         "leak.suspected",
         Level.WARNING,

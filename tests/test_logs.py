@@ -79,7 +79,7 @@ def test_events_come_to_the_standard_library_with_fields_as_extras(caplog: pytes
         misadventures()
     (failed,) = [record for record in caplog.records if getattr(record, "event", "") == "alloc.failed"]
     assert failed.name == "streampool"
-    assert failed.levelno == logging.ERROR
+    assert failed.levelno == logging.WARNING
     assert failed.requested_bytes == GIB  # type: ignore[attr-defined]
     assert failed.getMessage().startswith("alloc.failed device=sim:0 pool=logged ")
 

@@ -304,6 +304,20 @@ def test_short_lived_streams_threads_and_pools_leave_the_series_as_they_are(mach
     assert series().keys() == before
 
 
+@pytest.mark.parametrize(("devices", "most"), [(1, 220), (8, 1600)])
+def test_the_number_of_series_is_what_a_prometheus_was_promised(devices: int, most: int) -> None:
+    # In a process of its own: other tests' pools have series here.
+    code = (
+        "import sys, streampool as sp; from streampool import metrics; from streampool.metrics import _devices\n"
+        "n = int(sys.argv[1]); sp.sim.configure(devices=n)\n"
+        "pools = [sp.Pool(f'sim:{d}', name=name) for d in range(n) for name in 'ab']\n"
+        "_devices.sample()\n"
+        "print(sum(not line.startswith(b'#') for line in metrics.Page().render().splitlines()))\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code, str(devices)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= most
+
+
 def test_scrapes_from_many_threads_while_pools_come_and_go_are_each_whole(machine: None) -> None:
     stop = threading.Event()
     problems: list[BaseException] = []
