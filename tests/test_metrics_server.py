@@ -190,6 +190,27 @@ def test_a_forked_child_holds_no_port_and_disturbs_no_scrape() -> None:
         assert parent.wait(timeout=30) == 0
 
 
+def test_a_forked_child_that_outlives_its_parent_leaves_no_port_that_nobody_answers() -> None:
+    code = START + (
+        "import os, time\n"
+        "s = sp.metrics.start_server(0); pid = os.fork()\n"
+        "if pid == 0: time.sleep(60); os._exit(0)\n"
+        "print(s.port, pid, flush=True); sys.stdin.readline()\n"
+    )
+    with program(code) as parent:
+        assert parent.stdout is not None
+        port, child = map(int, parent.stdout.readline().split())
+        try:
+            assert get(f"http://127.0.0.1:{port}/metrics")
+            parent.send_signal(signal.SIGKILL)
+            parent.wait()
+            os.kill(child, 0)  # it lives
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=10)
+        finally:
+            os.kill(child, signal.SIGKILL)  # which also lets go of the pipes
+
+
 def test_a_process_with_a_server_ends_quietly_while_it_is_scraped(tmp_path: Path) -> None:
     code = START + (
         "import threading, urllib.request\n"
