@@ -75,6 +75,7 @@ class Reading:
     time: float = 0.0  # Unix time
     duration: float = 0.0  # seconds
     failed: bool = False
+    suspects: dict[tuple[str, str, str], Suspects] = field(default_factory=dict)
     device_rest: dict[str, float] = field(
         default_factory=dict
     )  # bytes that each device can still give, as far as known
@@ -92,6 +93,7 @@ def read() -> Reading:
         reading.rows = [Row(*row) for row in rows]
         reading.devices = [Device(*device) for device in devices]
         reading.device_rest = _rest(reading)
+        reading.suspects = history.suspects()
     except Exception:
         failed(reading)
     reading.duration = time.perf_counter() - begin
@@ -195,17 +197,13 @@ def _sample_time(device: Device, reading: Reading) -> Value:
     return reading.time - age
 
 
-def _suspects(row: Row) -> Suspects | None:
-    return history.suspects().get((row.device, row.pool, row.kind))
-
-
-def _suspected(row: Row, _: Reading) -> Value:
-    found = _suspects(row)
+def _suspected(row: Row, reading: Reading) -> Value:
+    found = reading.suspects.get((row.device, row.pool, row.kind))
     return None if found is None else found.sites
 
 
-def _suspected_bytes(row: Row, _: Reading) -> Value:
-    found = _suspects(row)
+def _suspected_bytes(row: Row, reading: Reading) -> Value:
+    found = reading.suspects.get((row.device, row.pool, row.kind))
     return None if found is None else found.bytes
 
 
