@@ -224,7 +224,6 @@ def drain_events() -> list[tuple[str, str, str, str, str, dict[str, int], float]
 def sample_devices() -> bool:
     """Ask the devices for their free memory and look at fences: driver calls. False: one did not answer."""
 
-
 def resolve_stack(stack: int) -> list[tuple[str, int, str]]:
     """(file, line, function), innermost first."""
 

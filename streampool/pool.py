@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streampool import _core, config, session
-from streampool._sizes import format_size
-from streampool._sizes import parse_size
+from streampool._sizes import format_size, parse_size
 from streampool.device import driver_of
 
 if TYPE_CHECKING:
