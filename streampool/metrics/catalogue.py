@@ -219,7 +219,14 @@ CATALOGUE: tuple[Metric, ...] = (
         "reason",
         {
             word: (f"misuse_{word}",)
-            for word in ("double_free", "foreign_free", "interior_free", "wrong_pool", "trampled_record")
+            for word in (
+                "double_free",
+                "foreign_free",
+                "interior_free",
+                "wrong_pool",
+                "size_mismatch",
+                "trampled_record",
+            )
         },
     ),
     _counter("faults_total", "", "Faults found by debug mode.", "faults"),

@@ -42,14 +42,14 @@ enum class Column : std::uint16_t {
       paths,  // the arrays: one column each of their words
   failures = paths + 9,
   misuses = failures + 5,
-  sizes = misuses + 5,  // in 1/kCountUnit, then their sum in bytes
+  sizes = misuses + 6,  // in 1/kCountUnit, then their sum in bytes
   count_ = sizes + observe::kSizeBuckets + 1
 };
 inline constexpr std::size_t kColumns = static_cast<std::size_t>(Column::count_);
 constexpr std::size_t index(Column column) { return static_cast<std::size_t>(column); }
 
 // Misuse of free: Errc from double_free on.
-inline constexpr std::size_t kMisuses = 5;
+inline constexpr std::size_t kMisuses = 6;
 
 struct ColumnInfo {
   enum class Sort : std::uint8_t { gauge, highest, tally };
