@@ -90,9 +90,9 @@ bool try_walk_inside() noexcept {
   const int count = walk_public(outside, kTriedDepth);
   // What cannot be compared is not trusted: the module is always imported by somebody's frame.
   g_walks_inside = count > 0 && walk_inside(inside, kTriedDepth) == count &&
-             std::equal(inside, inside + count, outside, [](const PythonFrame& a, const PythonFrame& b) {
-               return a.code == b.code && a.instruction == b.instruction;
-             });
+                   std::equal(inside, inside + count, outside, [](const PythonFrame& a, const PythonFrame& b) {
+                     return a.code == b.code && a.instruction == b.instruction;
+                   });
   return g_walks_inside;
 }
 

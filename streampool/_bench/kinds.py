@@ -275,8 +275,8 @@ def _called(kind: str, settings: Settings) -> list[Task]:
     return [
         Task(
             [
-                executable, "-P", "-m", "streampool._bench.python_worker", f"calls:{call.process}", "--device", settings.device,
-                "--options", settings.options if call.peer == "streampool" else "",
+                executable, "-P", "-m", "streampool._bench.python_worker", f"calls:{call.process}",
+                "--device", settings.device, "--options", settings.options if call.peer == "streampool" else "",
             ],
             {}, call.peer, call.label, "Python", {"call": call.name}, ask(call.name),
         )

@@ -97,7 +97,8 @@ bool GuardRecords::open(const std::string& path, const std::string& pool, const 
     return false;
   }
   head_ = "{\"schema\":\"urn:streampool:page-guards:1\",\"pid\":" + std::to_string(::getpid()) +
-          ",\"pool\":" + json_text(pool) + ",\"device\":" + json_text(device) + ",\"seed\":" + std::to_string(seed) + "}\n";
+          ",\"pool\":" + json_text(pool) + ",\"device\":" + json_text(device) + ",\"seed\":" + std::to_string(seed) +
+          "}\n";
   const std::lock_guard lock(mutex_);
   write(head_);
   return true;
