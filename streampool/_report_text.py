@@ -54,9 +54,6 @@ _NEXT = {
     FaultKind.RACE: "order the two uses: same stream, an event and a wait, or record_stream before the free",
 }
 _NARROW = "pool.check() between suspect steps narrows the window"
-_SANITIZER = (
-    "; for the instruction, run the program in mode debug under compute-sanitizer --nvtx=yes (docs/debugging.md)"
-)
 
 
 class _Page:
@@ -143,8 +140,7 @@ def _fault(page: _Page, group: Sequence[Fault], number: int, of: int, command: s
     _neighbour(page, "above", fault.block, fault.above)
     _window(page, fault)
     _candidates(page, fault)
-    sanitizer = _SANITIZER if fault.device.startswith("cuda") else ""
-    page.field("next", _NEXT[fault.kind].format(narrow=_NARROW + sanitizer) + f" (docs/faults/{fault.kind}.md)")
+    page.field("next", _NEXT[fault.kind].format(narrow=_NARROW) + f" (docs/faults/{fault.kind}.md)")
     page.field("suppress with", [suggest(fault.kind, fault.stack, fault.tag)])
     page.line(f"SUMMARY: streampool: {fault.summary}", "bold")
     page.line(f"DEDUP_TOKEN: {fault.dedup_token}", "dim")

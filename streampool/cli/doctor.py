@@ -187,8 +187,7 @@ def _print(facts: dict[str, Any]) -> None:
         "public": "by its public functions, which cost more: this version's frames are not known, or not as expected",
     }
     out.print(
-        f"memory regions: {facts['memory_regions']}. For the instruction of a stray access inside a pool run "
-        "compute-sanitizer --nvtx=yes --destroy-on-device-error=kernel streampool run --mode debug PROGRAM",
+        f"memory regions: {facts['memory_regions']}",
         markup=False,
         soft_wrap=True,
     )

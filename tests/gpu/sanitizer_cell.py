@@ -23,7 +23,7 @@ def main() -> None:
     assert cell in CELLS
     device = sp.Device("cuda:0")
     kernels = Kernels(device)
-    pool = sp.Pool(device, mode="debug", check_every=1)
+    pool = sp.Pool(device, mode="debug", nvtx_regions="on", check_every=1)
     assert pool.stats().source == "malloc", "no tool that takes memory regions is attached"
     stream, other = device.create_stream(), device.create_stream()
     pool.register_stream(stream)

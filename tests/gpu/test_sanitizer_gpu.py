@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.xfail(reason="compute-sanitizer 13.0 refuses nvtxMemHeapUnregister, and the process crashes"),
+]
 
 CELL = Path(__file__).parent / "sanitizer_cell.py"
 
