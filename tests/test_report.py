@@ -247,11 +247,6 @@ def test_a_block_that_was_never_checked_before_says_so() -> None:
     assert "never checked before; allocated (0.120 s); bad at check 4" in text
 
 
-def test_only_on_a_gpu_the_advice_names_its_sanitizer() -> None:
-    assert "compute-sanitizer" not in report(Found(faults=[overrun()])).to_text()
-    assert "compute-sanitizer" in report(Found(faults=[overrun()], device="cuda:0")).to_text()
-
-
 def test_a_fault_without_stacks_is_reported_all_the_same() -> None:
     facts = overrun(block=block(allocated_at=0, tag="weights"))
     text = report(Found(faults=[facts])).to_text()
