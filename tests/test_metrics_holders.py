@@ -262,7 +262,9 @@ def test_over_a_hundred_runs_the_sampled_profile_is_right_on_average() -> None:
     read_profile(gzip.compress(b""))  # or skips
     # In a process of its own, so that the sampler's random numbers are the same each time.
     code = "import test_metrics_holders; test_metrics_holders.hundred_runs()"
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    # No empty part: that would be the current folder, with the bare sources.
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env=env)
     sums = json.loads(done.stdout)
     mean = 256 << 10
