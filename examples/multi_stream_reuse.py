@@ -94,7 +94,8 @@ def main() -> None:
         if pool.mode in (sp.Mode.DEBUG, sp.Mode.PARANOID):
             print(
                 f"This pool is in {pool.mode} mode, which keeps freed memory back until it has been checked: the bytes "
-                "are not handed out again early, and no race is seen. Run me in production mode to see both."
+                "are not handed out again early. A race is seen only where the pool fills the freed block while it is "
+                "still read. Run me in production mode to see both."
             )
         for stream in (producer, consumer):
             pool.register_stream(stream)
