@@ -250,7 +250,7 @@ Status Debugger::Impl::start(const Round& round) {
     status.code = driver::Code::lost;
     return status;
   }
-  Batch& batch = under_way.emplace();
+  Batch& batch = under_way.emplace(Batch{});  // Clang 14 finds the nested type not default-constructible in here
   batch.round = round;
   if (round.freed) batch.done = take_done(round.ask_all, round.fresh ? take_fresh() : std::vector<Item>());
   Bytes incoming = 0;
