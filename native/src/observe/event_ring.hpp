@@ -10,7 +10,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -48,7 +47,7 @@ struct Event {
 
   template <std::size_t kSize>
   static void put(std::array<char, kSize>& to, std::string_view text) {
-    std::memcpy(to.data(), text.data(), std::min(text.size(), kSize - 1));  // the rest is zero
+    std::copy_n(text.begin(), std::min(text.size(), kSize - 1), to.begin());  // the rest is zero
   }
 };
 
