@@ -72,10 +72,11 @@ STREAMPOOL_TEST("NVTX ranges of every sort are scopes, by their names") {
   Attributes attributes;
   attributes.message = "extended";
   const std::uint64_t range = core<std::uint64_t(const Attributes*)>(4)(&attributes);
-  std::thread([&] { core<void(std::uint64_t)>(7)(range); }).join();  // ends on another thread
-  void* domain = core2<void*(const char*)>(12)("mine");
+  std::thread([&] { core<void(std::uint64_t)>(7)(range); }).join();   // ends on another thread
+  static void* const domain = core2<void*(const char*)>(12)("mine");  // handles live for ever, as NVTX's do
+  static void* const message = core2<void*(void*, const char*)>(10)(domain, "registered");
   attributes.message_type = 3;
-  attributes.message = core2<void*(void*, const char*)>(10)(domain, "registered");
+  attributes.message = message;
   CHECK_EQ(core2<int(void*, const Attributes*)>(4)(domain, &attributes), 0);
   core<int(const char*)>(9)("inside");
   CHECK_EQ(core2<int(void*)>(5)(domain), 0);  // each domain nests by itself
