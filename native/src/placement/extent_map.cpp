@@ -68,19 +68,30 @@ void ExtentMap::age_in(Extent* extent) {
   age_after(extent, after);
 }
 
-void ExtentMap::link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after) {
+// Into the index; its place by age comes next.
+void ExtentMap::size_in(Extent* extent, FreeIndex& index, std::uint64_t stamp) {
   extent->index = &index;
   extent->stamp = stamp;
   index.by_size_.insert(extent);
   index.count_in(extent->size);
+}
+
+// Another place and size in its index, where its age stays.
+void ExtentMap::resize(Extent* extent, Address begin, Bytes size) {
+  FreeIndex& index = *extent->index;
+  const Bytes before = extent->size;
+  index.by_size_.change(extent, begin, size);
+  index.count_out(before);
+  index.count_in(size);
+}
+
+void ExtentMap::link_after(Extent* extent, FreeIndex& index, std::uint64_t stamp, Extent* after) {
+  size_in(extent, index, stamp);
   age_after(extent, after);
 }
 
 void ExtentMap::link_index(Extent* extent, FreeIndex& index, std::uint64_t stamp) {
-  extent->index = &index;
-  extent->stamp = stamp;
-  index.by_size_.insert(extent);
-  index.count_in(extent->size);
+  size_in(extent, index, stamp);
   age_in(extent);
 }
 
@@ -135,10 +146,7 @@ Extent* ExtentMap::carve(Extent* from, Address begin, Bytes size, ExtentState st
     piece->next = from;
     (piece->prev != nullptr ? piece->prev->next : piece->range->first) = piece;
     from->prev = piece;
-    const Bytes before = from->size, rest = from->size - size;
-    index->by_size_.change(from, begin + size, rest);
-    index->count_out(before);
-    index->count_in(rest);
+    resize(from, begin + size, from->size - size);
     return piece;
   }
   const std::uint64_t stamp = from->stamp;
@@ -208,10 +216,7 @@ Extent* ExtentMap::put(Extent* extent, ExtentState state, FreeIndex& index, std:
     unlink_index(next);
     absorb_next(extent);
   }
-  const Bytes before = kept->size;
-  index.by_size_.change(kept, begin, size);
-  index.count_out(before);
-  index.count_in(size);
+  resize(kept, begin, size);
   if (kept == prev) {
     kept->next = extent->next;
     if (kept->next != nullptr) kept->next->prev = kept;

@@ -145,6 +145,8 @@ class ExtentMap {
   Extent* make_beside(const Extent& from);
   void drop(Extent* extent);
   Extent* put(Extent* extent, ExtentState state, FreeIndex& index, std::uint64_t stamp, Alike alike);
+  static void size_in(Extent* extent, FreeIndex& index, std::uint64_t stamp);
+  static void resize(Extent* extent, Address begin, Bytes size);
   static void age_after(Extent* extent, Extent* after);
   static void age_out(Extent* extent);
   static void age_in(Extent* extent);

@@ -131,9 +131,8 @@ Errc Core::hold_any(Named* named, Failure* failure) {
 }
 
 Errc Core::hold(Named* named, Failure* failure) {
-  if (keep(named)) return Errc::ok;  // was checked when it was named
   const Errc errc = hold_any(named, failure);
-  return errc == Errc::ok ? check_device(*named, failure) : errc;
+  return errc == Errc::ok && named->heap() != nullptr ? check_device(*named, failure) : errc;
 }
 
 Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
