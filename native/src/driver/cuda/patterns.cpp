@@ -202,8 +202,7 @@ bool Patterns::start_job(PatternJob* job, Result* result) {
   if (*result == kSuccess) *result = session_->api->cuEventRecord(box->done, stream_);
   if (*result != kSuccess) {
     // What was launched may still run: the job is over, its mailbox only when the stream is there.
-    for (unsigned i = 0; i < box->verify + box->fill; ++i)
-      std::atomic_ref<unsigned>(box->pieces[i].size).store(0, std::memory_order_seq_cst);
+    call_off(box->pieces, box->verify + box->fill);
     unfinished_ = wait(kCallOffSeconds) != kSuccess;
     return true;
   }
@@ -219,8 +218,7 @@ bool Patterns::finish_job(PatternJob* job, bool wait, Result* result) {
   if (*result == kNotReady && !wait) return false;
   const std::lock_guard lock(mutex_);
   if (*result == kNotReady) {
-    for (unsigned i = 0; i < box.verify + box.fill; ++i)
-      std::atomic_ref<unsigned>(box.pieces[i].size).store(0, std::memory_order_seq_cst);
+    call_off(box.pieces, box.verify + box.fill);
     if (wait_for(query, kCallOffSeconds) == kSuccess) {
       box.state = Mailbox::State::free;
     } else {
@@ -241,7 +239,9 @@ bool Patterns::finish_job(PatternJob* job, bool wait, Result* result) {
 Result Patterns::launch_and_wait(Function kernel, unsigned count, std::uint64_t key) {
   if (const Result r = launch(kernel, device_pieces_, count, key)) return r;
   const Result result = wait(wait_seconds_);
-  if (result == kNotReady) call_off(count);
+  if (result != kNotReady) return result;
+  call_off(pieces_, count);
+  unfinished_ = wait(kCallOffSeconds) != kSuccess;
   return result;
 }
 
@@ -266,10 +266,9 @@ Result Patterns::wait_for(Query&& query, double seconds) {
   }
 }
 
-// After this no block that has not started yet touches memory, and those that had are done.
-void Patterns::call_off(unsigned count) {
-  for (unsigned i = 0; i < count; ++i) std::atomic_ref<unsigned>(pieces_[i].size).store(0, std::memory_order_seq_cst);
-  unfinished_ = wait(kCallOffSeconds) != kSuccess;
+// From here on no block that has not started yet touches memory; those that have are waited for next.
+void Patterns::call_off(PatternPiece* pieces, unsigned count) {
+  for (unsigned i = 0; i < count; ++i) std::atomic_ref<unsigned>(pieces[i].size).store(0, std::memory_order_seq_cst);
 }
 
 void fill_on_host(std::span<const Range> ranges, std::uint64_t key) {

@@ -60,7 +60,7 @@ class Patterns {
   Result run(Function kernel, std::span<const Range> ranges, std::uint64_t key, std::vector<Mismatch>* out);
   Result launch_and_wait(Function kernel, unsigned count, std::uint64_t key);
   Result wait(double seconds);
-  void call_off(unsigned count);
+  static void call_off(PatternPiece* pieces, unsigned count);
 
   const double wait_seconds_;
   Session* session_ = nullptr;
