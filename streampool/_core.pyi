@@ -200,13 +200,15 @@ def pulse_columns() -> list[tuple[str, str]]:
 def pulse_bounds() -> tuple[list[int], list[float], int, list[str]]:
     """Upper bounds of request sizes (bytes) and of driver calls (seconds), what a count of sizes is in, words of driver work."""
 
-def read_pulse() -> tuple[
+def read_pulse(
+    each_pool: bool = False,
+) -> tuple[
     list[tuple[str, str, str, bool, int | None, bool, list[int]]],  # device, pool, kind, live, limit, sized, values
     list[tuple[str, str, bool, int, float, tuple[int, int, float] | None, list[tuple[list[int], float]]]],
     int,  # pools without a row of their own
     int,  # events dropped
 ]:
-    """No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
+    """A row a device, name and kind; with `each_pool` a row a pool. No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
 
 Held = tuple[
     int, int, int, int, int

@@ -194,7 +194,7 @@ def _pools() -> Iterator[str]:
     from streampool.metrics import _reading
     from streampool.metrics.catalogue import find
 
-    reading = _reading.read()
+    reading = _reading.read(each_pool=True)
     for row in reading.rows:
         if not row.live:
             continue

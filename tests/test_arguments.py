@@ -122,6 +122,7 @@ TAKES: dict[str, dict[str, str]] = {
     "Buffer.copy_to": {"dst": "host, writable", "stream": "stream?"},
     "Buffer.copy_from": {"src": "host", "stream": "stream?"},
     "open_device": {"name": "text"},
+    "read_pulse": {"each_pool": "bool"},
     "resolve_options": {"arguments": "dict", "environment": "text?"},
     "capture_stack": {"depth": "int", "native_depth": "int"},
     "resolve_stack": {"stack": "32 bits"},

@@ -27,7 +27,6 @@ def machine() -> Iterator[None]:
     sp.sim.reset()
 
 
-# A device a test: at most 32 names have rows of their own, for the life of the process.
 def pool_on(device: str, name: str = "m", **options: Any) -> sp.Pool:
     return sp.Pool(device, name=name, **options)
 
@@ -212,7 +211,7 @@ def test_device_memory_is_there_once_it_was_sampled(machine: None) -> None:
 
 
 def test_reading_that_fails_is_a_metric_and_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Any:
+    def broken(*_: Any) -> Any:
         raise RuntimeError("told to fail")
 
     fast = page.Page()
@@ -250,7 +249,7 @@ def generate() -> bytes:
 def test_registering_reads_nothing_and_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from prometheus_client import CollectorRegistry
 
-    def never() -> Any:
+    def never(*_: Any) -> Any:
         raise AssertionError("read")
 
     registry = CollectorRegistry()

@@ -64,6 +64,15 @@ def test_the_file_has_the_error_the_account_the_settings_and_who_holds_memory(tm
         del kept
 
 
+def test_a_pool_whose_name_has_no_series_of_its_own_is_told_by_its_name() -> None:  # CI, 2026-11-30
+    pools = [sp.Pool("sim:0", name=f"crowd {i}") for i in range(40)]
+    kept = pools[39].allocate(3 * MIB)
+    account = postmortem.text().partition("== pool 'crowd 39', device memory of sim:0\n")[2].partition("== ")[0]
+    assert re.search(r"3,145,728  used_bytes$", account, re.M)
+    assert re.search(rf"{pools[39].stats().reserved:,}  reserved_bytes$", account, re.M)
+    del kept
+
+
 def test_few_files_are_written_and_not_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     postmortem.enable(tmp_path)
     with sp.Pool("sim:0", **SHORT) as pool:

@@ -1,11 +1,17 @@
 // The numbers of all pools for metrics (pool/pulse.hpp): as rows of numbers, read without the GIL.
 #include <nanobind/stl/string.h>
 
+#include "arguments.hpp"
 #include "pool/pulse.hpp"
 #include "pool_objects.hpp"
 #include "support.hpp"
 
 namespace streampool::python {
+namespace {
+
+constexpr Flag kEachPool{"each_pool"};
+
+}  // namespace
 
 void bind_pulse(nb::module_& m) {
   // (name, "gauge" | "highest" | "tally") of each number of a row.
@@ -27,29 +33,33 @@ void bind_pulse(nb::module_& m) {
     for (const char* word : driver::memory_work_words()) work.append(word);
     return nb::make_tuple(sizes, seconds, observe::kCountUnit, work);
   });
-  m.def("read_pulse", [] {
-    const pool::Pulse pulse = unlocked([] { return pool::read_pulse(); });
-    nb::list rows, devices;
-    for (const pool::PulseRow& row : pulse.rows) {
-      nb::list values;
-      for (const std::uint64_t value : row.values) values.append(value);
-      nb::object limit = nb::none();
-      if (row.live && !row.unlimited) limit = nb::int_(row.limit);
-      rows.append(nb::make_tuple(row.device, row.pool, row.kind, row.live, limit, row.sized, values));
-    }
-    for (const pool::DevicePulse& d : pulse.devices) {
-      nb::list times;
-      for (const auto& bins : d.call_times) {
-        nb::list counts;
-        for (const std::uint64_t count : bins.counts) counts.append(count);
-        times.append(nb::make_tuple(counts, static_cast<double>(bins.sum) * 1e-9));
-      }
-      nb::object sample = nb::none();
-      if (d.sampled_at >= 0) sample = nb::make_tuple(d.free, d.total, d.sampled_at);
-      devices.append(nb::make_tuple(d.name, d.version, d.simulated, d.total_memory, d.now, sample, times));
-    }
-    return nb::make_tuple(rows, devices, pulse.other_names, pulse.dropped_events);
-  });
+  m.def(
+      "read_pulse",
+      [](Given<kEachPool> each_pool) {
+        const pool::Rows of = *each_pool ? pool::Rows::pools : pool::Rows::names;
+        const pool::Pulse pulse = unlocked([of] { return pool::read_pulse(of); });
+        nb::list rows, devices;
+        for (const pool::PulseRow& row : pulse.rows) {
+          nb::list values;
+          for (const std::uint64_t value : row.values) values.append(value);
+          nb::object limit = nb::none();
+          if (row.live && !row.unlimited) limit = nb::int_(row.limit);
+          rows.append(nb::make_tuple(row.device, row.pool, row.kind, row.live, limit, row.sized, values));
+        }
+        for (const pool::DevicePulse& d : pulse.devices) {
+          nb::list times;
+          for (const auto& bins : d.call_times) {
+            nb::list counts;
+            for (const std::uint64_t count : bins.counts) counts.append(count);
+            times.append(nb::make_tuple(counts, static_cast<double>(bins.sum) * 1e-9));
+          }
+          nb::object sample = nb::none();
+          if (d.sampled_at >= 0) sample = nb::make_tuple(d.free, d.total, d.sampled_at);
+          devices.append(nb::make_tuple(d.name, d.version, d.simulated, d.total_memory, d.now, sample, times));
+        }
+        return nb::make_tuple(rows, devices, pulse.other_names, pulse.dropped_events);
+      },
+      parameter<kEachPool>() = false);
   // What call sites hold, pool by pool: for people, not for scrapes; looks at every live block.
   m.def("read_holders", [] {
     struct Held {

@@ -1,4 +1,5 @@
 // The numbers for metrics (pool/pulse.hpp): what they say when a pool is quiet, and that reading them disturbs nobody.
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -170,8 +171,9 @@ STREAMPOOL_TEST("a spike is in the recent peak for a window or two, and in the p
 }
 
 STREAMPOOL_TEST("counters of a pool that is gone stay and go on with the next pool of its name, gauges do not") {
+  PoolScene scene;
   for (std::uint64_t round = 1; round <= 3; ++round) {
-    NamedScene scene("pulse-again", limited(64 * kMiB));
+    scene.core = scene.make(limited(64 * kMiB), Kind::device, "pulse-again");
     const StreamHandle s = scene.lasting();
     Failure failure;
     scene.alloc(kMiB, s);
@@ -216,6 +218,23 @@ STREAMPOOL_TEST("ten thousand pools, streams and names leave a bounded number of
   }
   CHECK_EQ(rows, kMostNames + 1);
   CHECK(read_pulse().other_names > 0);
+  const auto late = Core::create(driver, Kind::device, "late \"one\"", steady(), &failure);
+  const Pulse each = read_pulse(Rows::pools);
+  const auto own = [&](const PulseRow& row) { return row.device == device && row.pool == "late \"one\"" && row.live; };
+  CHECK_EQ(std::count_if(each.rows.begin(), each.rows.end(), own), 1);
+}
+
+STREAMPOOL_TEST("a machine that is made anew has none of the old one's names and counts") {
+  {
+    NamedScene scene("pulse-old");
+    Failure failure;
+    for (std::size_t i = 0; i < kMostNames; ++i)
+      CHECK(Core::create(scene.device, Kind::device, "crowd-" + std::to_string(i), steady(), &failure) != nullptr);
+    scene.free(scene.alloc(kKiB, kLegacyStream), kLegacyStream);
+  }
+  NamedScene scene("pulse-fresh");
+  CHECK(row_of("pulse-fresh").live);
+  CHECK_EQ(row_of("pulse-old")[Column::allocations], 0U);
 }
 
 STREAMPOOL_TEST("request sizes are counted in fractions of samples, and add up to what was allocated") {

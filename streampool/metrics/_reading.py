@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Row(NamedTuple):
-    """The numbers of all pools of one device, name and kind; as the core gives them."""
+    """The numbers of all pools of one device, name and kind, or of one pool; as the core gives them."""
 
     device: str
     pool: str
@@ -84,13 +84,13 @@ class Reading:
 _failures = 0
 
 
-def read() -> Reading:
-    """Read the core's numbers. Never raises."""
+def read(*, each_pool: bool = False) -> Reading:
+    """Read the core's numbers: a row for each name, as series have it, or for each pool. Never raises."""
     begin = time.perf_counter()
     reading = Reading(time=time.time())
     try:
-        rows, devices, reading.unnamed, reading.dropped = _core.read_pulse()
-        reading.rows = [Row(*row) for row in rows]
+        rows, devices, reading.unnamed, reading.dropped = _core.read_pulse(each_pool)
+        reading.rows = sorted((Row(*row) for row in rows), key=lambda row: row[:3])
         reading.devices = [Device(*device) for device in devices]
         reading.device_rest = _rest(reading)
         reading.suspects = history.suspects()

@@ -35,6 +35,12 @@ struct Book {
   };
   std::map<std::string, Device> devices;
   std::uint64_t others = 0;
+
+  void forget(const std::string& device) {
+    names.erase(device);
+    std::erase_if(gone, [&](const auto& row) { return row.first.device == device; });
+    devices[device] = Device{};
+  }
 };
 Book& book() {
   static Book* b = new Book;
@@ -121,6 +127,8 @@ void pulse_begin(Core& core) {
   const std::string version = driver->version();
   const bool simulated = driver->simulated();
   std::lock_guard lock(b.mutex);
+  Book::Device& entry = b.devices[device];
+  if (simulated && entry.driver.lock() != driver) b.forget(device);  // another machine's device of that name
   std::vector<std::string>& names = b.names[device];
   if (std::find(names.begin(), names.end(), name) == names.end()) {
     if (names.size() < kMostNames) {
@@ -131,7 +139,6 @@ void pulse_begin(Core& core) {
     }
   }
   b.live[&core] = Key{device, name, core.kind()};
-  Book::Device& entry = b.devices[device];
   entry.driver = std::move(driver);
   entry.last.name = device;
   entry.last.version = version;
@@ -154,23 +161,28 @@ void pulse_end(Core& core) {
   b.live.erase(found);
 }
 
-Pulse read_pulse() {
+Pulse read_pulse(Rows of) {
   Pulse pulse;
   if (driver::ending() == driver::Ending::forked) return pulse;
-  Book& b = book();
-  std::lock_guard lock(b.mutex);
-  std::map<Key, PulseRow> rows = b.gone;
-  std::map<std::string, double> clocks;
-  for (const auto& [core, key] : b.live) {
-    rows[key].add(core->pulse());
-    if (!clocks.contains(key.device)) clocks[key.device] = core->driver().now();
-  }
-  for (auto& [key, row] : rows) {
+  const auto push = [&pulse](const Key& key, PulseRow row) {
     row.device = key.device;
     row.pool = key.pool;
     row.kind = kind_name(key.kind);
     pulse.rows.push_back(std::move(row));
+  };
+  Book& b = book();
+  std::lock_guard lock(b.mutex);
+  std::map<Key, PulseRow> rows;
+  if (of == Rows::names) rows = b.gone;
+  std::map<std::string, double> clocks;
+  for (const auto& [core, key] : b.live) {
+    if (of == Rows::names)
+      rows[key].add(core->pulse());
+    else
+      push({key.device, core->name(), key.kind}, core->pulse());
+    if (!clocks.contains(key.device)) clocks[key.device] = core->driver().now();
   }
+  for (auto& [key, row] : rows) push(key, std::move(row));
   for (const auto& [name, entry] : b.devices) {
     DevicePulse device = entry.last;
     if (const auto clock = clocks.find(name); clock != clocks.end()) device.now = clock->second;

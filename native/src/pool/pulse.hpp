@@ -82,7 +82,7 @@ struct DevicePulse {
 };
 
 struct Pulse {
-  std::vector<PulseRow> rows;  // by device, then in the order in which names came
+  std::vector<PulseRow> rows;
   std::vector<DevicePulse> devices;
   std::uint64_t dropped_events = 0;
   std::uint64_t other_names = 0;  // pools whose name had no place: they are in the row `_other`
@@ -93,9 +93,14 @@ struct Pulse {
 inline constexpr std::size_t kMostNames = 32;
 inline constexpr const char* kOtherName = "_other";
 
+enum class Rows : std::uint8_t {
+  names,  // one for each device, name and kind, with the counters of pools that are gone: bounded, for series
+  pools,  // one for each pool that is there, by its own name
+};
+
 // The numbers of all pools of the process; none in a forked child. Any thread, without the GIL; waits for nobody but
-// for pools being made or ended at the same moment.
-Pulse read_pulse();
+// for pools being made or ended at the same moment. A simulated machine that is made anew starts from nothing.
+Pulse read_pulse(Rows of = Rows::names);
 
 // Asks each device that has pools for its free memory, and looks at fences that exist: makes driver calls, and so
 // belongs to a thread of its own and in no scrape. False: a device did not answer.
