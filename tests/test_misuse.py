@@ -279,7 +279,7 @@ def records(state: int, size: int) -> list[int]:
             span, access, *rest = line.split()
             begin, end = (int(part, 16) for part in span.split("-"))
             named = rest[3] if len(rest) > 3 else ""
-            if not access.startswith("rw") or end - begin > 64 * MIB or named.startswith(("/", "[stack", "[v")):
+            if not access.startswith("rw") or end - begin > 1024 * MIB or named.startswith(("/", "[stack", "[v")):
                 continue
             for chunk in range(begin, end, MIB):
                 try:

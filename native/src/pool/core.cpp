@@ -389,15 +389,10 @@ void Core::let_go(double timeout) {
   give_back_idle(0, std::max(0.0, deadline - driver_->now()));
   const bool quarantined = debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0;
   if (pending_bytes() != 0 || quarantined || bank_->totals().gross != 0) return;
-  // Nothing can ask for an event any more.
+  // Nothing can ask for an event any more. Private streams and the driver's pool end with the last holder of this pool:
+  // another thread may be inside a call that uses them.
   fences_.clear(streams_.states());
-  std::vector<Heap*> relays;
-  {
-    std::lock_guard lock(relay_mutex_);
-    relays.swap(relays_);
-  }
-  for (Heap* relay : relays) drop_own_stream(relay);
-  if (reserved_.load(std::memory_order_acquire) == 0) close_driver_pool();
+  if (source_ == SegmentSource::driver) trim_driver_pool();
 }
 
 // A private stream of the pool ends. What it still has to do, it does.
