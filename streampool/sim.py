@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 from streampool import _core
 from streampool._core import StreamError
 from streampool._core import sim as _sim
+from streampool._sim_graphs import Graph
 from streampool._sizes import parse_size
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Event",
     "Frame",
     "Gate",
+    "Graph",
     "MachineOptions",
     "Race",
     "RaceKind",
@@ -466,12 +468,13 @@ class Stream:
         return self._device._core.capture_state(self._open())[0]
 
     def begin_capture(self) -> None:
-        """Capture the work queued from here on instead of running it."""
+        """Capture the work queued from here on into a graph instead of running it."""
         self._device._core.begin_capture(self._open())
 
-    def end_capture(self) -> bool:
-        """End the capture that began here. False: something invalidated it on the way."""
-        return self._device._core.end_capture(self._open())
+    def end_capture(self) -> Graph | None:
+        """End the capture that began here and give its graph. None: something invalidated it on the way."""
+        graph = self._device._core.end_capture(self._open())
+        return None if graph is None else Graph(graph)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -199,7 +199,12 @@ void bind_pool(nb::module_& m) {
           [](PyPool& p, nb::handle stream) {
             // A stream that was closed meanwhile ends its capture too, or the pool would see it open for ever.
             must_look_like_a_stream(stream);
-            guarded([&](Failure* f) { return p.core->end_capture(f); });
+            driver::StreamHandle handle = 0;
+            try {
+              handle = stream_handle(stream, *p.core, "end_capturing");
+            } catch (const std::exception&) {
+            }
+            guarded([&](Failure* f) { return p.core->end_capture(handle, f); });
           },
           nb::arg("stream").none())
       .def(
