@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 
 from streampool import _core, logs
+from streampool._device_facts import DeviceFacts, ask
 from streampool.metrics.holders import history
 
-__all__ = ["DeviceFacts", "facts", "failures", "start_sampling", "stop_sampling"]
+__all__ = ["facts", "failures", "start_sampling", "stop_sampling"]
 
 PERIOD = 5.0  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """What a device is, for joining with other exporters. Empty text: not known."""
-
-    uuid: str = ""
-    pci_bus_id: str = ""
-    name: str = ""
 
 
 _facts: dict[str, DeviceFacts] = {}
@@ -69,7 +60,7 @@ def sample() -> None:
             _failures += 1
         for device in _core.read_pulse()[1]:
             if device[0] not in _facts:
-                _facts[device[0]] = _ask(device[0])
+                _facts[device[0]] = ask(device[0])
     except Exception:
         _failures += 1
 
@@ -79,20 +70,3 @@ def _run(stop: threading.Event) -> None:
         sample()
         if stop.wait(PERIOD):
             return
-
-
-def _ask(device: str) -> DeviceFacts:
-    """Ask cuda.core what a device is; where that fails, nothing is known of it."""
-    family, _, ordinal = device.partition(":")
-    if family != "cuda":
-        return DeviceFacts(uuid=device, name="simulated device")
-    try:
-        from cuda import core
-
-        found = core.Device(int(ordinal))
-        uuid = str(found.uuid)
-        if not uuid.startswith(("GPU-", "MIG-")):
-            uuid = f"GPU-{uuid}"
-        return DeviceFacts(uuid=uuid, pci_bus_id=str(found.pci_bus_id), name=str(found.name))
-    except Exception:
-        return DeviceFacts()
