@@ -1,4 +1,4 @@
-"""How much device memory this process holds, whoever in it allocated it: by the driver's figure, not by adding up pools.
+"""How much device memory this process holds, whoever in it allocated it: the driver's figure, no sum over pools.
 
 Metrics take what no pool accounts for from it, and reports their coverage. It asks the driver, so it is called in the
 background and for reports, never in a scrape.

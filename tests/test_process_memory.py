@@ -110,7 +110,10 @@ def test_pools_that_grew_after_the_figure_leave_nothing_outside_rather_than_less
     ("name", "expected"),
     [
         ("NVIDIA H200", _device_facts.DeviceFacts(GPU, "0000:01:00.0", "NVIDIA H200", GPU, "")),
-        ("NVIDIA H200 MIG 1g.18gb", _device_facts.DeviceFacts(MIG, "0000:01:00.0", "NVIDIA H200 MIG 1g.18gb", GPU, "7")),
+        (
+            "NVIDIA H200 MIG 1g.18gb",
+            _device_facts.DeviceFacts(MIG, "0000:01:00.0", "NVIDIA H200 MIG 1g.18gb", GPU, "7"),
+        ),
     ],
 )
 def test_a_mig_instance_is_named_by_its_own_uuid_and_by_its_place_on_the_gpu(
