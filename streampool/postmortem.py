@@ -240,7 +240,7 @@ def _holders() -> Iterator[str]:
     for pool in read():
         exact = f"estimates from one sample in {format_size(pool.sample_bytes)}" if pool.sample_bytes else "exact"
         yield ""
-        yield f"== who holds memory of pool {pool.pool!r} ({pool.kind}, {pool.device}): {exact}"
+        yield f"== who holds memory of {pool.title}: {exact}"
         for holder in [held for held in pool.holders if held.bytes][:_HOLDERS]:
             yield f"  {format_size(holder.bytes)} in {holder.blocks:,} blocks"
             frames = holder.frames[:_FRAMES]

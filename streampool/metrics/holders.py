@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from streampool import _core, logs
+from streampool import _core, _observe, logs
+from streampool._observe._model import intern
 from streampool._sizes import format_size
 from streampool.faults import Frame, default_resolve, user_frames
 
-__all__ = ["History", "Holder", "PoolHolders", "Suspects", "history", "read"]
+__all__ = ["LIBRARY", "History", "Holder", "PoolHolders", "Suspects", "history", "read"]
 
 _EPOCH = 60.0  # seconds between two looks
 _EPOCHS = 61  # so many are remembered: an hour
@@ -28,6 +29,7 @@ _SHOWN = 20  # on the page, of a pool
 _FRAMES = 12  # of a stack
 
 PoolName = tuple[str, str, str]  # device, name, kind
+LIBRARY = "library:"  # before the name of an observed library, where names of pools stand
 _Seen = tuple[int, dict[int, int]]  # sample bytes, and the bytes of each stack
 
 
@@ -63,13 +65,23 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PoolHolders:
-    """The holders of all pools of one device, name and kind. ``sample_bytes`` 0: the numbers are exact."""
+    """The holders of all pools of one device, name and kind. ``sample_bytes`` 0: the numbers are exact.
+
+    Of an observed library's pool ``pool`` is ``LIBRARY`` and the library's name.
+    """
 
     device: str
     pool: str
     kind: str
     sample_bytes: int
     holders: list[Holder]
+
+    @property
+    def title(self) -> str:
+        """How texts name the pool."""
+        library = self.pool.removeprefix(LIBRARY)
+        what = f"pool {self.pool!r}" if library == self.pool else f"{library}'s own pool, observed"
+        return f"{what}, {self.kind} memory of {self.device}"
 
     @property
     def name(self) -> PoolName:
@@ -87,6 +99,12 @@ def read() -> list[PoolHolders]:
                 a + b for a, b in zip(sums.get(stack, [0] * 4), (size, blocks, allocated, made), strict=True)
             ]
         found[device, pool, kind] = max(before, sampled), sums
+    for (device, library, kind), live in _observe.blocks().items():
+        sums = found.setdefault((device, LIBRARY + library, kind), (0, {}))[1]
+        for block in live:
+            sum_of = sums.setdefault(block.stack or intern([Frame("", 0, block.tag)]), [0] * 4)
+            sum_of[0] += block.size
+            sum_of[1] += 1
     return [
         PoolHolders(
             *name,
@@ -198,7 +216,7 @@ class History:
         parts = [_HEAD if found else "No pool is open in this process.\n"]
         for pool in found:
             exact = f"estimates from one sample in {format_size(pool.sample_bytes)}" if pool.sample_bytes else "exact"
-            parts.append(f"\n== pool {pool.pool!r}, {pool.kind} memory of {pool.device}: {exact}\n")
+            parts.append(f"\n== {pool.title}: {exact}\n")
             holders = [holder for holder in pool.holders if holder.bytes or holder.blocks]
             if not holders:
                 parts.append("nothing is held\n")
@@ -214,8 +232,10 @@ A line that only grows is a leak, or a cache without a bound.
 
 
 def _now() -> float | None:
-    """Give the time on the clock that pools go by, also a simulated one; None while there is no pool."""
-    return max((device[4] for device in _core.read_pulse()[1] if device[4] >= 0), default=None)
+    """Give the time on the clock that pools go by, also a simulated one; None while there is nothing to look at."""
+    own = max((device[4] for device in _core.read_pulse()[1] if device[4] >= 0), default=None)
+    # CUDA's devices go by the same clock.
+    return time.monotonic() if own is None and _observe.observed() else own
 
 
 def _entry(holder: Holder) -> str:
@@ -228,7 +248,11 @@ def _entry(holder: Holder) -> str:
     frames = holder.frames[:_FRAMES]
     if not frames:
         return text + "    (no call stack: allocated from C or C++)\n"
-    return text + "".join(f"    {frame.file}:{frame.line} in {frame.function}\n" for frame in frames)
+    return text + "".join(f"    {_place(frame)}\n" for frame in frames)
+
+
+def _place(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line} in {frame.function}" if frame.file else frame.function
 
 
 history = History()
