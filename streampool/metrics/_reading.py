@@ -23,7 +23,9 @@ __all__ = [
     "Bins",
     "Reading",
     "Value",
+    "all_subjects",
     "bounds",
+    "columns_of",
     "failed",
     "facts_of",
     "read",
@@ -167,6 +169,11 @@ def words_of(metric: Metric) -> tuple[str, ...]:
     if metric.words:
         return tuple(metric.words)
     return _work() if metric.label else ("",)
+
+
+def columns_of(metric: Metric) -> tuple[tuple[int, ...], ...]:
+    """Give the columns that are added up for each word of a metric; empty where the reading computes it."""
+    return () if metric.name in _COMPUTED else _columns(metric.name)
 
 
 @cache
@@ -324,6 +331,15 @@ def subjects(metric: Metric, reading: Reading) -> list[tuple[tuple[str, ...], An
     if metric.scope == DEVICE:
         return [((device.name,), device) for device in reading.devices]
     return [((), reading)]
+
+
+def all_subjects(reading: Reading) -> object:
+    """Give what tells two readings apart whose series are not the same: who has series, and their constant labels."""
+    return (
+        [row[:4] for row in reading.rows],
+        [(device.name, device.version, _devices.facts(device.name)) for device in reading.devices],
+        [(pool.library, pool.device, pool.kind) for pool in reading.samples.libraries],
+    )
 
 
 def facts_of(metric: Metric, subject: Any) -> tuple[str, ...]:
