@@ -53,6 +53,9 @@ OWN = metric("allocations_total", source="own")
 GROWN = metric("allocations_total", source="grown")
 SUCCESS = 'streampool_last_collect_success{job="j", instance="i:1"}'
 UNNAMED = 'streampool_unnamed_pools_total{job="j", instance="i:1"}'
+T = 'job="j", instance="i:1", library="torch", device="cuda:0", kind="device"'
+ROOM = metric("library_headroom_bytes", T)
+OUTSIDE = metric("outside_bytes", L, basis="process")
 USED, LIMIT, HEADROOM = metric("used_bytes"), metric("limit_bytes"), metric("headroom_bytes")
 
 CASES = (
@@ -82,6 +85,29 @@ CASES = (
     Case("SuspectedLeak", "a line grows", {metric("suspected_leak_bytes"): f"0x60 {GIB}x60"}, True),
     Case("SuspectedLeak", "a line grows by little", {metric("suspected_leak_bytes"): "1000000x120"}, False),
     Case("SuspectedLeak", "no line grows", {metric("suspected_leak_bytes"): "0x120"}, False),
+    Case("LibraryMemoryRunsOut", "headroom falls steadily to nothing", {ROOM: falling(24 * GIB, GIB // 8, 180)}, True, "160m"),
+    Case("LibraryMemoryRunsOut", "a model was loaded once and little is left", {ROOM: f"{24 * GIB}x20 {GIB}x160"}, False, "40m"),
+    Case("LibraryMemoryRunsOut", "headroom rises and falls with the work", {ROOM: saw(GIB, 20 * GIB, 10)}, False),
+    Case("LibraryMemoryRunsOut", "an idle process", {ROOM: f"{GIB}x180"}, False, "3h"),
+    Case("LibraryOutOfMemory", "one allocation failed",
+         {metric("library_allocation_failures_total", T): "0x10 1x110"}, True, "12m"),
+    Case("LibraryOutOfMemory", "old failures of a process that goes on",
+         {metric("library_allocation_failures_total", T): "7x120"}, False),
+    Case("LibraryOutOfMemory", "the program reset the statistics",
+         {metric("library_allocation_failures_total", T): "9x60 0x60"}, False, "62m"),
+    Case("LibrarySuspectedLeak", "a line grows", {metric("library_suspected_leak_bytes", T): f"0x60 {GIB}x60"}, True),
+    Case("LibrarySuspectedLeak", "no line grows", {metric("library_suspected_leak_bytes", T): "0x120"}, False),
+    Case("LibraryGrowthRefused", "refused all the time", {metric("library_growth_refusals_total", T): "0+1x120"}, True),
+    Case("LibraryGrowthRefused", "refused once", {metric("library_growth_refusals_total", T): "0x60 1x60"}, False),
+    Case("OutsideRising", "something outside leaks", {OUTSIDE: f"{GIB}+{GIB // 100}x300"}, True, "4h"),
+    Case("OutsideRising", "a library that was loaded late", {OUTSIDE: f"{GIB}x120 {4 * GIB}x180"}, False, "150m"),
+    Case("OutsideRising", "steady", {OUTSIDE: f"{GIB}x300"}, False, "4h"),
+    Case("OutsideRising", "other processes on the device, where our own part is not known",
+         {metric("outside_bytes", L, basis="device"): f"{GIB}+{GIB // 100}x300"}, False, "4h"),
+    Case("LibraryUnread", "reading fails",
+         {'streampool_library_sample_failures_total{job="j", instance="i:1", library="torch"}': "0+12x120"}, True),
+    Case("LibraryUnread", "all is well",
+         {'streampool_library_sample_failures_total{job="j", instance="i:1", library="torch"}': "0x120"}, False),
     Case("GrowthRefused", "refused all the time", {REFUSED: "0+1x120"}, True),
     Case("GrowthRefused", "refused once", {REFUSED: "0x60 1x60"}, False),
     Case("DeviceAlmostFull", "1 % left", {metric("device_free_bytes", L): "1x120", metric("device_total_bytes", L): "100x120",
