@@ -166,6 +166,9 @@ class Pool:
     ) -> dict[str, Any]: ...  # checked_blocks, checked_bytes, faults, not_checked: list of facts
     def take_faults(self) -> list[dict[str, Any]]: ...  # fault.hpp, field by field
     def holders(self) -> list[Held]: ...
+    def free_pieces(
+        self, most: int
+    ) -> list[tuple[int, str]]: ...  # bytes, "any_stream" | "own_stream" | "waiting"; largest first
     def live_blocks(
         self,
     ) -> list[dict[str, Any]]: ...  # facts of every live block (BlockFacts, plus owner: "raw" | "buffer" | "released")
@@ -222,6 +225,9 @@ def event_words() -> list[tuple[str, str, str]]:
 
 def drain_events() -> list[tuple[str, str, str, str, str, dict[str, int], float]]:
     """(event, memory kind, device, pool, reason, numbers by field, Unix time) of what happened since the last call, oldest first."""
+
+def last_events() -> list[tuple[str, str, str, str, str, dict[str, int], float]]:
+    """The last events of the process, as drain_events gives them, also those that it gave; oldest first."""
 
 def sample_devices() -> bool:
     """Ask the devices for their free memory and look at fences: driver calls. False: one did not answer."""

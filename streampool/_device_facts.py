@@ -6,10 +6,11 @@ Asking may take a while, so it is done in the background and for reports, never 
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from streampool import _fork
 
 __all__ = ["DeviceFacts", "ask", "nvml", "nvml_handle"]
 
@@ -77,8 +78,7 @@ def nvml() -> Any:
         return _start(os.getpid())
 
 
-_lock = threading.Lock()
-os.register_at_fork(after_in_child=lambda: globals().__setitem__("_lock", threading.Lock()))
+_lock = _fork.lock()
 
 
 @cache

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from streampool import _fork
+
 __all__ = ["when_imported"]
 
 
@@ -26,7 +28,7 @@ def when_imported(name: str, call: Callable[[], None]) -> None:
             sys.meta_path.insert(0, _finder)
 
 
-_lock = threading.Lock()
+_lock = _fork.lock()
 _waiting: dict[str, list[Callable[[], None]]] = {}
 
 

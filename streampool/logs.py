@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from streampool import _core
+from streampool import _core, _fork
 
 __all__ = ["EVENTS", "Event", "Level", "drain", "emit", "example_config"]
 
@@ -71,7 +70,7 @@ EVENTS: tuple[Event, ...] = (
 _BY_WORD = {event.word: event for event in EVENTS}
 _MOST = 10  # of one kind, each time the ring is emptied
 
-_lock = threading.Lock()
+_lock = _fork.lock()
 _dropped = 0
 
 

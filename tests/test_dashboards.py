@@ -202,12 +202,13 @@ def test_alerts_say_what_is_wrong_how_bad_and_what_to_do() -> None:
         assert re.search(r"[<>]|==", rule["expr"]), "an alert compares"
 
 
-def test_every_alert_has_series_that_fire_it_and_series_that_do_not() -> None:
+def test_every_alert_has_series_that_fire_it_and_clear_and_series_that_do_not() -> None:
     cases = source("rule_tests").CASES
     for rule in rules():
         if "alert" in rule:
             tested = {case.fires for case in cases if f"Streampool{case.alert}" == rule["alert"]}
             assert tested == {True, False}, rule["alert"]
+            assert any(case.clears for case in cases if f"Streampool{case.alert}" == rule["alert"]), rule["alert"]
     recorded = (DASHBOARDS / "rules/tests/alerts.yml").read_text()
     assert recorded == source("rule_tests").text(), "run: python dashboards/src/rule_tests.py"
 

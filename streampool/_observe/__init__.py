@@ -8,10 +8,10 @@ and never raised.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from streampool import _fork
 from streampool._findings import PoolFindings
 from streampool._observe import _cupy, _torch
 from streampool._observe._model import LibraryPool, LiveBlock
@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 
 LIBRARIES: dict[str, Library] = {library.name: library for library in (_torch.Torch(), _cupy.CuPy())}
 
-_lock = threading.Lock()
+_lock = _fork.lock()
 _watched: dict[str, bool] = {}  # name -> with call stacks
 _failures: dict[str, int] = dict.fromkeys(LIBRARIES, 0)
 

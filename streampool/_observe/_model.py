@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from streampool import _fork
 from streampool.faults import Frame
 
 __all__ = ["HOST", "LibraryPool", "LiveBlock", "intern", "resolve"]
@@ -85,7 +85,7 @@ class LiveBlock:
 # Their numbers are negative; the core's are positive.
 
 _MOST = 100_000
-_lock = threading.Lock()
+_lock = _fork.lock()
 _numbers: dict[tuple[Frame, ...], int] = {}
 _stacks: dict[int, tuple[Frame, ...]] = {}
 _next = itertools.count(-1, -1)

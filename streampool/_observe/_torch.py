@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from streampool import _fork
 from streampool._imports import when_imported
 from streampool._observe._model import HOST, LibraryPool, LiveBlock, intern
 from streampool._sizes import format_size
@@ -28,7 +28,7 @@ class Torch:
     name = "torch"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = _fork.lock()
         self._wanted = False
         self._recording = False  # by us
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streampool import _core, _observe, _process_memory, logs
+from streampool import _core, _fork, _observe, _process_memory, logs
 from streampool._device_facts import DeviceFacts, ask
 from streampool._observe import LibraryPool
 from streampool._process_memory import ProcessMemory
@@ -47,7 +47,7 @@ class Samples:
 _facts: dict[str, DeviceFacts] = {}
 _samples = Samples({})
 _failures = 0
-_lock = threading.Lock()
+_lock = _fork.lock()
 _stop: threading.Event | None = None
 _pid = 0
 

@@ -7,14 +7,13 @@ exact. A thread looks once a minute, so that the page can say what has changed; 
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from streampool import _core, _observe, logs
+from streampool import _core, _fork, _observe, logs
 from streampool._observe._model import intern
 from streampool._sizes import format_size
 from streampool.faults import Frame, default_resolve, user_frames
@@ -129,7 +128,7 @@ class History:
 
     def __init__(self, clock: Callable[[], float | None] | None = None) -> None:
         self._clock = clock or _now
-        self._lock = threading.Lock()
+        self._lock = _fork.lock()
         self._epochs: deque[tuple[float, dict[PoolName, _Seen]]] = deque(maxlen=_EPOCHS)
         self._suspects: dict[PoolName, Suspects] = {}
 

@@ -6,9 +6,9 @@ The same bytes as ``prometheus_client.generate_latest`` makes of a `Collector`, 
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
+from streampool import _fork
 from streampool.metrics import _reading
 from streampool.metrics._text import number_text
 from streampool.metrics.catalogue import CATALOGUE, Metric, Type
@@ -115,7 +115,7 @@ class Page:
     """Renders pages. Safe from several threads: one page is made at a time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = _fork.lock()
         self._pid = os.getpid()
         self._subjects: object = None
         self._layout: _Layout | None = None
@@ -126,8 +126,8 @@ class Page:
 
     def render_reading(self, reading: _reading.Reading) -> bytes:
         """Give the page of a reading."""
-        if self._pid != os.getpid():  # forked: whoever had the lock is not here to let go of it
-            self._lock, self._pid, self._layout = threading.Lock(), os.getpid(), None
+        if self._pid != os.getpid():  # forked, perhaps in the middle of a page
+            self._pid, self._layout = os.getpid(), None
         subjects = _reading.all_subjects(reading)
         with self._lock:
             if self._layout is None or self._subjects != subjects:

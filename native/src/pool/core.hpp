@@ -92,6 +92,12 @@ enum class Path : std::uint8_t {
 inline constexpr std::size_t kPathCount = static_cast<std::size_t>(Path::count_);
 std::span<const char* const> path_words();
 
+// One piece of free memory: anybody's, its own stream's at once, or nobody's before queued work is done.
+struct FreePiece {
+  Bytes bytes = 0;
+  const char* reuse = "";  // "any_stream", "own_stream", "waiting"
+};
+
 struct Stats {
   // in_use + rounding + guards + quarantined + pending + cached = reserved whenever the pool is quiet (R19)
   Bytes in_use = 0, rounding = 0, guards = 0, quarantined = 0, pending = 0, cached = 0, reserved = 0;
@@ -178,6 +184,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   PulseRow pulse();
   void look();
   std::vector<Holder> holders();
+  // The largest pieces of free memory, largest first; without the slots of slabs and what quick lists keep.
+  std::vector<FreePiece> free_pieces(std::size_t most);
   CheckReport check(double timeout);
   std::vector<debug::BlockFacts> live_blocks();
   static bool live(const BlockRef& block) {
