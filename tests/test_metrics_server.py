@@ -227,7 +227,8 @@ def test_a_fork_while_another_thread_is_in_the_middle_of_everything_leaves_a_chi
         "threading.Thread(target=hold, daemon=True).start(); held.wait()\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
-        "    sp.logs.drain(); sp.observe(); sp.unobserve(); page.render(); metrics.Collector().collect(); _devices.sample()\n"
+        "    sp.logs.drain(); sp.observe(); sp.unobserve(); page.render(); _devices.sample()\n"
+        "    list(metrics.Collector().collect())\n"
         "    sys.exit(7)\n"  # by the interpreter's own end, which empties the ring once more
         "print(os.waitpid(pid, 0)[1] >> 8, flush=True); os._exit(0)\n"
     )
