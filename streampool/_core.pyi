@@ -214,8 +214,8 @@ def read_pulse(
     """A row a device, name and kind; with `each_pool` a row a pool. No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
 
 Held = tuple[
-    int, int, int, int, int
-]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted)
+    int, int, int, int, int, float, int
+]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted), age of the oldest, bytes older than an hour
 
 def read_holders() -> list[tuple[str, str, str, int, list[Held]]]:
     """(device, pool, kind, sample bytes (0: exact), what each call stack holds, largest first). Looks at every live block."""

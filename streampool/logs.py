@@ -62,6 +62,12 @@ EVENTS: tuple[Event, ...] = (
         ("sites", "bytes"),
         "So many call sites rose in each quarter of the last hour, by so many bytes; /debug/holders names them.",
     ),
+    Event(
+        "leak.left_over",
+        Level.INFO,
+        ("sites", "bytes"),
+        "So many call sites free nine of ten of what they allocate and hold so many bytes older than an hour.",
+    ),
     Event("events.dropped", Level.WARNING, ("count",), "The ring was full: so many events were lost."),
     Event(
         "events.suppressed", Level.INFO, ("event_word", "count"), "More events of a kind came at once than are shown."

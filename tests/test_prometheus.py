@@ -178,7 +178,7 @@ def test_a_child_is_found_by_its_file_and_goes_with_it(scraped: dict[str, Any], 
 def test_rules_are_loaded_and_evaluate_without_errors(scraped: dict[str, Any]) -> None:
     server = scraped["server"]
     rules = [rule for group in server.api("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) == 32
+    assert len(rules) == 33
     assert [rule for rule in rules if rule.get("lastError")] == []
 
 

@@ -85,6 +85,8 @@ CASES = (
     Case("SuspectedLeak", "a line grows", {metric("suspected_leak_bytes"): f"0x60 {GIB}x60 0x60"}, True, "2h", "150m"),
     Case("SuspectedLeak", "a line grows by little", {metric("suspected_leak_bytes"): "1000000x120"}, False),
     Case("SuspectedLeak", "no line grows", {metric("suspected_leak_bytes"): "0x120"}, False),
+    Case("LeftOver", "old blocks of a busy line stay", {metric("left_over_bytes"): f"0x60 {GIB}x60 0x60"}, True, "2h", "150m"),
+    Case("LeftOver", "few of them", {metric("left_over_bytes"): "1000000x120"}, False),
     Case("LibraryMemoryRunsOut", "headroom falls steadily to nothing, until somebody restarts it",
          {ROOM: falling(24 * GIB, GIB // 8, 160) + f" {24 * GIB}x120"}, True, "160m", "220m"),
     Case("LibraryMemoryRunsOut", "a model was loaded once and little is left", {ROOM: f"{24 * GIB}x20 {GIB}x160"}, False, "40m"),

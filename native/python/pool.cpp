@@ -278,7 +278,7 @@ void bind_pool(nb::module_& m) {
              nb::list out;
              for (const pool::Holder& holder : unlocked([&] { return p.core->holders(); }))
                out.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes,
-                                         holder.allocated_blocks));
+                                         holder.allocated_blocks, holder.oldest, holder.aged_bytes));
              return out;
            })
       // (bytes, "any_stream" | "own_stream" | "waiting"), largest first.

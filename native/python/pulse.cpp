@@ -104,8 +104,8 @@ void bind_pulse(nb::module_& m) {
     for (const Held& held : all) {
       nb::list holders;
       for (const pool::Holder& holder : held.holders)
-        holders.append(
-            nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes, holder.allocated_blocks));
+        holders.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes,
+                                      holder.allocated_blocks, holder.oldest, holder.aged_bytes));
       out.append(nb::make_tuple(held.device, held.name, held.kind, held.sample_bytes, holders));
     }
     return out;

@@ -233,14 +233,8 @@ def _sample_time(device: Device, reading: Reading) -> Value:
     return reading.time - age
 
 
-def _suspected(row: Row, reading: Reading) -> Value:
-    found = reading.suspects.get((row.device, row.pool, row.kind))
-    return None if found is None else found.sites
-
-
-def _suspected_bytes(row: Row, reading: Reading) -> Value:
-    found = reading.suspects.get((row.device, row.pool, row.kind))
-    return None if found is None else found.bytes
+def _suspects(row: Row, reading: Reading) -> Suspects | None:
+    return reading.suspects.get((row.device, row.pool, row.kind))
 
 
 def _library_suspects(pool: LibraryPool, reading: Reading) -> Suspects | None:
@@ -259,8 +253,10 @@ def _by_basis(device: Device, reading: Reading, *, outside: bool) -> list[Value]
 _COMPUTED: dict[str, Callable[[Any, Reading], Value | list[Value]]] = {
     "limit_bytes": _limit,
     "headroom_bytes": _headroom,
-    "suspected_leaks": _suspected,
-    "suspected_leak_bytes": _suspected_bytes,
+    "suspected_leaks": lambda row, reading: getattr(_suspects(row, reading), "sites", None),
+    "suspected_leak_bytes": lambda row, reading: getattr(_suspects(row, reading), "bytes", None),
+    "left_over_sites": lambda row, reading: getattr(_suspects(row, reading), "aged_sites", None),
+    "left_over_bytes": lambda row, reading: getattr(_suspects(row, reading), "aged_bytes", None),
     "allocation_size_bytes": _sizes,
     "device_free_bytes": lambda device, _: device.sample[0] if device.sample else None,
     "device_total_bytes": lambda device, _: device.sample[1] if device.sample else device.total,

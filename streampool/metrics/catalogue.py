@@ -171,6 +171,19 @@ CATALOGUE: tuple[Metric, ...] = (
         "How much those call sites grew in the last hour.",
         absent="as streampool_suspected_leaks",
     ),
+    _gauge(
+        "left_over_sites",
+        "",
+        "Call sites that free nine of ten of what they allocate and hold blocks older than an hour, as of the last "
+        "look; /debug/holders names them.",
+        absent="as streampool_suspected_leaks",
+    ),
+    _gauge(
+        "left_over_bytes",
+        "bytes",
+        "What they hold that is older than an hour; estimated from the sampled allocations.",
+        absent="as streampool_suspected_leaks",
+    ),
     # -- what happens --------------------------------------------------------------------------------------------------
     _split(
         "allocations_total",

@@ -22,6 +22,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "../debug/debugger.hpp"
@@ -601,6 +602,14 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   };
   std::mutex sites_mutex_;
   std::map<debug::StackId, Site> sites_;
+  // When a look first saw each live sampled block: those have no time of their own. One looks at a time.
+  struct FirstSeen {
+    std::uint32_t generation = 0;
+    double at = 0;  // on the device's clock
+  };
+  std::mutex look_mutex_;
+  std::unordered_map<const BlockRecord*, FirstSeen> first_seen_;
+  double first_seen(const BlockRecord& record, double now, std::unordered_map<const BlockRecord*, FirstSeen>& next);
   static constexpr double kWindow = 60;  // seconds
   std::mutex window_mutex_;
   double window_began_ = 0;
