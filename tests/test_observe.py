@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -129,7 +130,7 @@ def test_a_library_that_fails_is_a_number_and_harms_neither_the_program_nor_the_
     _devices.sample()
     found = series()
     assert value(found, "last_collect_success") == 1
-    assert value(found, "library_sample_failures_total", library="torch") == 1
+    assert value(found, "library_sample_failures_total", library="torch") >= 1
     assert value(found, "library_sample_failures_total", library="cupy") == 0
     assert values(found, "library_used_bytes") == []
 
@@ -400,6 +401,22 @@ def test_a_line_that_leaks_in_a_library_is_a_suspect_and_stands_first_on_the_pag
     del steady
 
 
+def test_a_library_with_very_many_blocks_is_looked_at_for_people_only(
+    torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_observe, "_MOST_BLOCKS", 3)
+    sp.observe("torch")
+    kept = [torch.allocate(512) for _ in range(3)]
+    assert _observe.blocks(in_background=True) != {}
+    kept.append(torch.allocate(512))
+    assert _observe.blocks(in_background=True) == {}
+    assert len(_observe.blocks()["cuda:0", "torch", "device"]) == 4
+    torch.free(kept.pop())
+    assert _observe.blocks(in_background=True) == {}  # else its blocks would seem to come from nothing
+    sp.observe("torch")
+    assert _observe.blocks(in_background=True) != {}
+
+
 def test_holders_without_call_stacks_are_named_by_what_they_are(torch: Torch) -> None:
     sp.observe("torch")
     torch.allocate(2 * MIB)
@@ -537,18 +554,16 @@ def test_importing_streampool_and_observing_import_no_library() -> None:
 
 
 @pytest.mark.gpu
-def test_pytorch_is_observed_on_a_gpu_and_outside_is_what_the_driver_says(
-    record_property: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorch_is_observed_on_a_gpu_and_outside_is_what_the_driver_says(record_property: Any) -> None:
     """Within 2 %: what is in no pool, against the driver's own figure less what was allocated here."""
     record_property("device", "cuda:0")
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     code = """
-import json, os, streampool as sp
+import ctypes, json, streampool as sp
 sp.observe("torch", stacks=True)
 import torch
-from streampool import _observe, _process_memory, metrics
+from streampool import _observe
 from streampool.metrics import _devices
 
 def in_use():
@@ -557,7 +572,6 @@ def in_use():
 
 kept = [torch.empty(256 << 20, dtype=torch.uint8, device="cuda:0") for _ in range(4)]
 pool = sp.Pool("cuda:0", initial="512MiB")
-import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")
 hidden = ctypes.c_uint64()
 assert cuda.cuMemAlloc_v2(ctypes.byref(hidden), ctypes.c_size_t(1 << 30)) == 0
@@ -566,21 +580,21 @@ samples = _devices.samples()
 memory = samples.devices["cuda:0"]
 (held,) = [p for p in samples.libraries if p.kind == "device"]
 (key,) = [k for k in _observe.blocks() if k[1] == "torch"]
-sites = {_observe._model.resolve(b.stack)[0].line for b in _observe.blocks()[key] if b.stack}
+stacks = [_observe._model.resolve(b.stack) for b in _observe.blocks()[key] if b.stack]
+lines = {stack[0].line for stack in stacks}
 print(json.dumps({
     "reserved": held.reserved, "torch": torch.cuda.memory_reserved(0), "used": held.used,
     "allocated": torch.cuda.memory_allocated(0), "pool": pool.stats().reserved, "basis": memory.process.basis,
-    "process": memory.process.bytes, "outside": memory.outside, "in_use": in_use(), "sites": len(sites),
+    "process": memory.process.bytes, "outside": memory.outside, "in_use": in_use(), "stacks": len(stacks),
+    "lines": len(lines),
     "failures": _observe.failures()["torch"],
 }))
 """
-    import json
-
     found = json.loads(alone(code).splitlines()[-1])
     assert found["failures"] == 0
     assert found["reserved"] == found["torch"]
     assert found["used"] == found["allocated"]
-    assert found["sites"] >= 2
+    assert (found["stacks"], found["lines"]) == (4, 1)
     # The driver's figure of the device, where nobody else is on it, says how much is outside.
     truth = found["in_use"] - found["reserved"] - found["pool"]
     assert truth >= 1 << 30

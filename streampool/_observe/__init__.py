@@ -56,6 +56,8 @@ LIBRARIES: dict[str, Library] = {library.name: library for library in (_torch.To
 _lock = _fork.lock()
 _watched: dict[str, bool] = {}  # name -> with call stacks
 _failures: dict[str, int] = dict.fromkeys(LIBRARIES, 0)
+_crowded: set[str] = set()  # whose blocks are too many for a look in the background
+_MOST_BLOCKS = 20_000  # of those: to list so many takes some ten milliseconds of everybody's time
 
 
 def observe(*libraries: str, stacks: bool = False) -> None:
@@ -81,6 +83,7 @@ def observe(*libraries: str, stacks: bool = False) -> None:
     with _lock:
         for name in names:
             _watched[name] = stacks or _watched.get(name, False)
+            _crowded.discard(name)
     for name in names:
         _guarded(name, lambda name=name: LIBRARIES[name].begin(stacks=_watched.get(name, False)))  # type: ignore[misc]
 
@@ -116,16 +119,27 @@ def pools() -> list[LibraryPool]:
     return [pool for name in observed() for pool in _guarded(name, LIBRARIES[name].pools) or ()]
 
 
-def blocks() -> dict[tuple[str, str, str], list[LiveBlock]]:
+def blocks(*, in_background: bool = False) -> dict[tuple[str, str, str], list[LiveBlock]]:
     """Give the live blocks of the watched libraries, by device, library and kind. Never raises.
 
-    Takes their locks for as long as a snapshot of them takes, so once a minute and for people.
+    Takes their locks for as long as a snapshot of them takes, so once a minute and for people. A library that once had
+    too many blocks is left out `in_background`, from then on: what comes and goes would look like growth.
     """
     found: dict[tuple[str, str, str], list[LiveBlock]] = {}
     for name in observed():
+        if in_background and _is_crowded(name):
+            continue
         for block in _guarded(name, LIBRARIES[name].blocks) or ():
             found.setdefault((block.device, name, block.kind), []).append(block)
     return found
+
+
+def _is_crowded(name: str) -> bool:
+    if name not in _crowded:
+        held = _guarded(name, LIBRARIES[name].pools) or []
+        if any((pool.live or 0) > _MOST_BLOCKS for pool in held):
+            _crowded.add(name)
+    return name in _crowded
 
 
 class Observed:

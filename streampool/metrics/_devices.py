@@ -5,6 +5,7 @@ Of a device it asks how much is free, and how much of the rest this process hold
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from streampool.metrics.holders import history
 __all__ = ["Samples", "facts", "failures", "samples", "start_sampling", "stop_sampling"]
 
 PERIOD = 5.0  # seconds
+_PATIENCE = 2.0  # seconds, at exit
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ _samples = Samples({})
 _failures = 0
 _lock = _fork.lock()
 _stop: threading.Event | None = None
+_thread: threading.Thread | None = None
 _pid = 0
 
 
@@ -69,17 +72,14 @@ def failures() -> int:
 
 def start_sampling() -> None:
     """Start the thread, once a process. A forked child has no such thread, and nothing to sample."""
-    global _stop, _pid
+    global _stop, _thread, _pid
     with _lock:
         if _stop is not None and _pid == os.getpid():
             return
         _stop, _pid = threading.Event(), os.getpid()
-        threading.Thread(target=_run, args=(_stop,), name="streampool-device-samples", daemon=True).start()
-
-
-def is_sampling() -> bool:
-    """Say whether the thread runs in this process."""
-    return _stop is not None and _pid == os.getpid()
+        _thread = threading.Thread(target=_run, args=(_stop,), name="streampool-device-samples", daemon=True)
+        _thread.start()
+        atexit.register(_at_exit)
 
 
 def stop_sampling() -> None:
@@ -89,6 +89,14 @@ def stop_sampling() -> None:
         if _stop is not None:
             _stop.set()
         _stop = None
+
+
+def _at_exit() -> None:
+    """Stop, and let a sample end that is under way: nothing of it may run while the interpreter and libraries end."""
+    thread = _thread
+    stop_sampling()
+    if thread is not None and _pid == os.getpid():
+        thread.join(_PATIENCE)
 
 
 def sample() -> None:

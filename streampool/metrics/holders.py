@@ -119,7 +119,7 @@ class PoolHolders:
         return self.device, self.pool, self.kind
 
 
-def read() -> list[PoolHolders]:
+def read(*, in_background: bool = False) -> list[PoolHolders]:
     """Look at all pools now, those that hold most first. Looks at every live block, so not in a hot loop."""
     found: dict[PoolName, tuple[int, dict[int, Holder]]] = {}
 
@@ -132,7 +132,7 @@ def read() -> list[PoolHolders]:
         for row in held:
             add(sums, Holder(*row))
         found[device, pool, kind] = max(before, sampled), sums
-    for (device, library, kind), live in _observe.blocks().items():
+    for (device, library, kind), live in _observe.blocks(in_background=in_background).items():
         sums = found.setdefault((device, LIBRARY + library, kind), (0, {}))[1]
         for block in live:
             add(sums, Holder(block.size, 1, block.stack or intern([Frame("", 0, block.tag)])))
@@ -165,7 +165,7 @@ class History:
         with self._lock:
             if self._epochs and now - self._epochs[-1][0] < _EPOCH:
                 return
-        pools = read()
+        pools = read(in_background=True)
         seen = {
             pool.name: (pool.sample_bytes, {held.stack: held.bytes for held in pool.holders[:_SITES]}) for pool in pools
         }
