@@ -81,6 +81,15 @@ def test_a_look_comes_once_a_minute_and_reaches_back_an_hour() -> None:
     kept.close()
 
 
+def test_a_clock_that_goes_back_begins_a_new_history() -> None:
+    now = [1000.0]
+    history = History(lambda: now[0])
+    history.observe()
+    now[0] = 5.0
+    history.observe()
+    assert [at for at, _ in history._epochs] == [5.0]
+
+
 def test_a_site_that_rises_all_hour_is_suspected_and_one_that_comes_and_goes_is_not() -> None:
     pool = sp.Pool("sim:0", name="suspects", mode="debug", quarantine_bytes=0)
     history = History(sp.sim.clock.now)

@@ -163,6 +163,8 @@ class History:
         if now is None:
             return
         with self._lock:
+            if self._epochs and now < self._epochs[-1][0]:  # another clock: a simulated device came or went
+                self._epochs.clear()
             if self._epochs and now - self._epochs[-1][0] < _EPOCH:
                 return
         pools = read(in_background=True)
