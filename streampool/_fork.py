@@ -1,4 +1,8 @@
-"""Locks that a forked child can take, though a thread that is not there held them at the fork."""
+"""Locks that hold up neither a forked child nor a thread that meets itself.
+
+A thread that is not there may have held them at the fork. And a signal's handler or a finalizer, which come between any
+two instructions of Python, may need what its own thread holds.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,15 @@ import weakref
 
 __all__ = ["lock"]
 
-_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+_locks: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 
 
-def lock() -> threading.Lock:
-    """Give a lock that is free in a forked child, whoever held it; what it guards may be half done there."""
-    made = threading.Lock()
+def lock() -> threading.RLock:
+    """Give a lock that the thread that has it may take again, and that is free in a forked child, whoever held it.
+
+    In either case what it guards may be half done: so no more than one assignment at a time should depend on it.
+    """
+    made = threading.RLock()
     _locks.add(made)
     return made
 

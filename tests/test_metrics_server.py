@@ -238,6 +238,30 @@ def test_a_fork_while_another_thread_is_in_the_middle_of_everything_leaves_a_chi
     assert (out, errors) == ("7\n", "")
 
 
+def test_a_signals_handler_or_a_finalizer_in_the_middle_of_everything_holds_up_nobody(pool: sp.Pool) -> None:
+    """What is called from there may need the locks that its own thread has."""
+    from streampool import _device_facts, _observe, logs, postmortem
+    from streampool.metrics import _devices, holders, page
+
+    fast = page.Page()
+    locks = [logs._lock, postmortem._lock, _devices._lock, holders.history._lock, fast._lock, _observe._lock]
+    done: list[str] = []
+
+    def work() -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in [*locks, _device_facts._lock, _observe._model._lock]:
+                stack.enter_context(lock)
+            logs.drain()
+            _devices.sample()
+            fast.render()
+            done.append(postmortem.text())
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert "pool 'served'" in done[0]
+
+
 def scrape_all(folder: Path) -> dict[str, Any]:
     """Scrape every target that Prometheus would find in the folder."""
     found = {}

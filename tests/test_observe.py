@@ -27,6 +27,7 @@ TORCH = {"library": "torch", "device": "cuda:0", "kind": "device"}
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    sp.sim.reset()  # with the names of other tests' pools
     for name in ("torch", "cupy"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(_observe, "_failures", dict.fromkeys(_observe.LIBRARIES, 0))
@@ -35,6 +36,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_devices, "_facts", {})
     yield
     sp.unobserve()
+    sp.sim.reset()
     for name in ("torch", "cupy"):  # what a test imported under such a name is gone with it
         sys.modules.pop(name, None)
 
