@@ -52,6 +52,7 @@ from streampool.streams import current_stream, stream
 
 if TYPE_CHECKING:
     from streampool import faults, leaks, logs, metrics, postmortem, replay, report, sim, traces
+    from streampool._observe import observe, observed, unobserve
     from streampool._paths import cmake_dir, include_dir, library_path
 
 __all__ = [
@@ -87,6 +88,8 @@ __all__ = [
     "library_path",
     "logs",
     "metrics",
+    "observe",
+    "observed",
     "parse_size",
     "postmortem",
     "replay",
@@ -95,17 +98,21 @@ __all__ = [
     "sim",
     "stream",
     "traces",
+    "unobserve",
 ]
 
 _ON_FIRST_USE = frozenset({"faults", "leaks", "logs", "metrics", "postmortem", "replay", "report", "sim", "traces"})
-_PATHS = frozenset({"cmake_dir", "include_dir", "library_path"})
+_ELSEWHERE = {
+    **dict.fromkeys(("cmake_dir", "include_dir", "library_path"), "streampool._paths"),
+    **dict.fromkeys(("observe", "observed", "unobserve"), "streampool._observe"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _ON_FIRST_USE:
         return importlib.import_module(f"streampool.{name}")
-    if name in _PATHS:
-        return getattr(importlib.import_module("streampool._paths"), name)
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

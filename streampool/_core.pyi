@@ -166,6 +166,9 @@ class Pool:
     ) -> dict[str, Any]: ...  # checked_blocks, checked_bytes, faults, not_checked: list of facts
     def take_faults(self) -> list[dict[str, Any]]: ...  # fault.hpp, field by field
     def holders(self) -> list[Held]: ...
+    def free_pieces(
+        self, most: int
+    ) -> list[tuple[int, str]]: ...  # bytes, "any_stream" | "own_stream" | "waiting"; largest first
     def live_blocks(
         self,
     ) -> list[dict[str, Any]]: ...  # facts of every live block (BlockFacts, plus owner: "raw" | "buffer" | "released")
@@ -211,8 +214,8 @@ def read_pulse(
     """A row a device, name and kind; with `each_pool` a row a pool. No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
 
 Held = tuple[
-    int, int, int, int, int
-]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted)
+    int, int, int, int, int, float, int
+]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted), age of the oldest, bytes older than an hour
 
 def read_holders() -> list[tuple[str, str, str, int, list[Held]]]:
     """(device, pool, kind, sample bytes (0: exact), what each call stack holds, largest first). Looks at every live block."""
@@ -222,6 +225,9 @@ def event_words() -> list[tuple[str, str, str]]:
 
 def drain_events() -> list[tuple[str, str, str, str, str, dict[str, int], float]]:
     """(event, memory kind, device, pool, reason, numbers by field, Unix time) of what happened since the last call, oldest first."""
+
+def last_events() -> list[tuple[str, str, str, str, str, dict[str, int], float]]:
+    """The last events of the process, as drain_events gives them, also those that it gave; oldest first."""
 
 def sample_devices() -> bool:
     """Ask the devices for their free memory and look at fences: driver calls. False: one did not answer."""

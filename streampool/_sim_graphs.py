@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from streampool._core.sim import Graph as _Graph
+    from streampool._core import sim as _sim
     from streampool.sim import Stream
 
 __all__ = ["Graph"]
@@ -18,7 +18,7 @@ class Graph:
     A graph stays until it is closed, or nobody holds it any more, and what was launched of it is done.
     """
 
-    def __init__(self, graph: _Graph) -> None:
+    def __init__(self, graph: _sim.Graph) -> None:
         self._graph = graph
         self._closed = False
 

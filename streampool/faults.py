@@ -25,7 +25,7 @@ __all__ = [
     "user_frames",
 ]
 
-Resolve = Callable[[int], Sequence[tuple[str, int, str]]]
+Resolve = Callable[[int], "Sequence[tuple[str, int, str] | Frame]"]
 """From the number of a stack to its frames (file, line, function), innermost first."""
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -129,8 +129,12 @@ def user_frames(frames: Iterable[tuple[str, int, str] | Frame]) -> tuple[Frame, 
     return all_frames[first:last] or all_frames
 
 
-def default_resolve(stack: int) -> Sequence[tuple[str, int, str]]:
-    """Resolve a stack's number by the native core of this process."""
+def default_resolve(stack: int) -> Sequence[tuple[str, int, str] | Frame]:
+    """Resolve a stack's number in this process: the native core's, or a negative one, of an observed library."""
+    if stack < 0:
+        from streampool._observe._model import resolve
+
+        return resolve(stack)
     from streampool import _core
 
     return _core.resolve_stack(stack)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from streampool import _core
+from streampool import _core, _fork
 
 __all__ = ["EVENTS", "Event", "Level", "drain", "emit", "example_config"]
 
@@ -63,6 +62,12 @@ EVENTS: tuple[Event, ...] = (
         ("sites", "bytes"),
         "So many call sites rose in each quarter of the last hour, by so many bytes; /debug/holders names them.",
     ),
+    Event(
+        "leak.left_over",
+        Level.INFO,
+        ("sites", "bytes"),
+        "So many call sites free nine of ten of what they allocate and hold so many bytes older than an hour.",
+    ),
     Event("events.dropped", Level.WARNING, ("count",), "The ring was full: so many events were lost."),
     Event(
         "events.suppressed", Level.INFO, ("event_word", "count"), "More events of a kind came at once than are shown."
@@ -71,7 +76,7 @@ EVENTS: tuple[Event, ...] = (
 _BY_WORD = {event.word: event for event in EVENTS}
 _MOST = 10  # of one kind, each time the ring is emptied
 
-_lock = threading.Lock()
+_lock = _fork.lock()
 _dropped = 0
 
 

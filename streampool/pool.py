@@ -229,8 +229,8 @@ class Pool(_core.Pool):
     def capturing(self, stream: Any) -> Iterator[None]:
         """Declare that `stream` captures a graph from before the block begins until after it ends (R23).
 
-        What the stream allocates, frees and declares inside is the graph's own until no graph made of the capture is left
-        and what was launched is done. Streams that join the capture are served alike, without a declaration of theirs.
+        What the stream allocates, frees and declares inside is the graph's own until no graph made of the capture is
+        left and what was launched is done. Streams that join the capture need no declaration of theirs.
 
         >>> with pool.capturing(s):
         ...     s.begin_capture()

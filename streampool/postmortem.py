@@ -4,8 +4,8 @@
 >>> sp.postmortem.enable("/var/tmp/streampool")
 
 or ``STREAMPOOL_POSTMORTEM=/var/tmp/streampool`` in the environment of any program. A file has the error, the account of
-every pool (whose parts add up to what it holds), settings, counters, who holds memory by call stack, what the devices
-have left, and where the program was.
+every pool (whose parts add up to what it holds), its largest free pieces, settings, counters, what the devices have
+left, who holds memory by call stack, the last events, and where the program was.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -23,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from streampool import _core, session
+from streampool import _core, _fork, _observe, _process_memory, session
 from streampool._sizes import format_size
 
 __all__ = ["ENVIRONMENT", "disable", "enable", "enable_from_environment", "text", "write"]
@@ -33,8 +32,10 @@ _MOST_FILES = 10  # a process writes by itself
 _PAUSE = 60.0  # seconds between two of them: some programs live with refusals
 _HOLDERS = 30
 _FRAMES = 16
+_PIECES = 10
+_EVENTS = 100
 
-_lock = threading.Lock()
+_lock = _fork.lock()
 _folder: Path | None = None
 _written = 0
 _last: float | None = None
@@ -129,7 +130,7 @@ def write(path: str | os.PathLike[str], error: BaseException | None = None) -> P
 
 def text(error: BaseException | None = None) -> str:
     """Give the text of the file: what the process's pools are like at this moment."""
-    return "\n".join([*_head(error), *_pools(), *_devices(), *_holders(), *_where()]) + "\n"
+    return "\n".join([*_head(error), *_pools(), *_devices(), *_holders(), *_events(), *_where()]) + "\n"
 
 
 def _failed(error: BaseException) -> None:
@@ -219,6 +220,11 @@ def _pools() -> Iterator[str]:
         yield "  counted: " + "; ".join(counted)
     defaults = {option.name: option.default for option in _core.option_table()}
     for pool in session.pools():
+        if pieces := pool.free_pieces(_PIECES):
+            yield ""
+            yield f"largest free pieces of {pool!r}: " + "; ".join(
+                f"{format_size(size)} ({reuse.replace('_', ' ')})" for size, reuse in pieces
+            )
         changed = [f"{name}={value}" for name, value in pool.options.items() if value != defaults.get(name)]
         yield ""
         yield f"settings of {pool!r} beside the defaults: {' '.join(changed) or 'none'}"
@@ -232,6 +238,40 @@ def _devices() -> Iterator[str]:
         if sample is not None:
             left = f"{format_size(sample[0])} were free {max(now - sample[2], 0):.0f} s ago"
         yield f"  {name} ({version}): {format_size(total)}, {left}"
+    libraries = _observe.pools()
+    reserved = _pools_on()
+    for pool in libraries:
+        if pool.used is not None and pool.reserved is not None:
+            yield (
+                f"  {pool.library}'s own pool, {pool.kind} memory of {pool.device}: "
+                f"{format_size(pool.used)} used of {format_size(pool.reserved)}"
+            )
+            if pool.kind == "device":
+                reserved[pool.device] = reserved.get(pool.device, 0) + pool.reserved
+    for name, in_pools in reserved.items():
+        found = _process_memory.read(name)
+        if found is not None:
+            who = "all processes together hold" if found.is_ceiling else "this process holds"
+            outside = format_size(found.outside(in_pools))
+            yield f"  {name}: {who} {format_size(found.bytes)}, of which {outside} are in no pool of this process"
+
+
+def _pools_on() -> dict[str, int]:
+    """Give what our pools hold of each device's memory."""
+    reserved: dict[str, int] = {}
+    for pool in session.pools():
+        if pool.kind == "device":
+            reserved[pool.driver.name] = reserved.get(pool.driver.name, 0) + pool.stats()["reserved"]
+    return reserved
+
+
+def _events() -> Iterator[str]:
+    yield ""
+    yield "== last events (the newest last)"
+    for word, kind, device, pool, reason, numbers, at in _core.last_events()[-_EVENTS:]:
+        when = time.strftime("%H:%M:%S", time.localtime(at)) + f"{at % 1:.3f}"[1:]
+        fields = [f"{name}={value:,}" for name, value in numbers.items()] + ([f"reason={reason}"] if reason else [])
+        yield f"  {when}  {word}  pool {pool!r} ({kind}, {device})  {' '.join(fields)}".rstrip()
 
 
 def _holders() -> Iterator[str]:
@@ -240,7 +280,7 @@ def _holders() -> Iterator[str]:
     for pool in read():
         exact = f"estimates from one sample in {format_size(pool.sample_bytes)}" if pool.sample_bytes else "exact"
         yield ""
-        yield f"== who holds memory of pool {pool.pool!r} ({pool.kind}, {pool.device}): {exact}"
+        yield f"== who holds memory of {pool.title}: {exact}"
         for holder in [held for held in pool.holders if held.bytes][:_HOLDERS]:
             yield f"  {format_size(holder.bytes)} in {holder.blocks:,} blocks"
             frames = holder.frames[:_FRAMES]

@@ -13,11 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 import inference_server as server
+import libraries
 
 import streampool as sp
+from streampool._observe import _cupy
 from streampool.metrics import Page, _devices, _reading
 from streampool.metrics.holders import history
 
@@ -39,6 +42,15 @@ def main() -> None:
     fixed = server.WEIGHTS + server.ACTIVATIONS + (server.SESSIONS + 1) * server.KV_CACHE
     limit = "4GiB" if scenario != "steady" else str(int(fixed / 0.95))
     model = server.Model(device, limit=limit, leak=scenario == "leak")
+    # Beside it a library that is observed and steady, of PyTorch's shape, with a limit of its own.
+    library = libraries.Torch().install()
+    library.fraction = 0.25
+    library.allocate(64 << 20)
+    cupy = libraries.CuPy((1 << 20, 2 << 20))
+    cupy.limit = 1 << 30
+    sys.modules["cupy"] = cupy
+    _cupy.in_use = lambda ordinal: ordinal == 0
+    sp.observe(stacks=True)
     page = Page()
     kept: list[Any] = []
     seen: list[dict[str, str]] = []

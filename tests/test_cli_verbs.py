@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +94,37 @@ def test_a_driver_that_fails_is_broken_and_ends_with_1(monkeypatch: pytest.Monke
     done = CliRunner().invoke(cli, ["doctor"])
     assert done.exit_code == 1
     assert "broken: cuda:0: driver too old: 11.4" in done.stdout
+
+
+def test_doctor_says_what_an_operator_needs_of_metrics_and_of_observing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # somebody else has it: just as well
+            taken.bind(("127.0.0.1", 9466))
+            taken.listen()
+        found = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).stdout)["metrics"]
+        text = CliRunner().invoke(cli, ["doctor"]).stdout
+    assert found["default_port_is_free"] is False
+    assert "metrics: port 9466 of 127.0.0.1 is in use\n" in text
+    assert found["process_memory"]["sim:0"] == "process"
+    assert "    sim:0: device memory is known of this process alone\n" in text
+    assert set(found["observable"]) == {"torch", "cupy"}
+    assert "libraries that can be observed: " in text
+    assert "NVML: " in text
+
+
+def test_doctor_names_metrics_that_are_set_up_and_cannot_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STREAMPOOL_METRICS_PORT", "high")
+    monkeypatch.setenv("STREAMPOOL_METRICS_FOLDER", str(tmp_path / "file" / "sd"))
+    monkeypatch.setenv("STREAMPOOL_POSTMORTEM", str(tmp_path / "later"))  # would be made
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    done = CliRunner().invoke(cli, ["doctor"])
+    assert done.exit_code == 1
+    assert "broken: STREAMPOOL_METRICS_PORT is 'high', not a port: no metrics would be served\n" in done.stdout
+    assert f"broken: STREAMPOOL_METRICS_FOLDER: the folder {tmp_path}/file/sd cannot be written: " in done.stdout
+    assert "STREAMPOOL_POSTMORTEM:" not in done.stdout
+    assert "multi-process mode takes no collectors" in done.stdout
 
 
 def test_doctor_names_a_bad_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ from streampool.metrics.catalogue import find
 
 README = (DASHBOARDS / "README.md").read_text()
 BOARDS = sorted((DASHBOARDS / "grafana").glob("*.json"))
-FOREIGN = {"DCGM_FI_DEV_FB_USED": {"UUID"}, "ALERTS": {"alertname", "alertstate"}}
+FOREIGN = {"DCGM_FI_DEV_FB_USED": {"UUID", "GPU_I_ID"}, "ALERTS": {"alertname", "alertstate"}}
 TARGET = {"job", "instance"}  # Prometheus's own
 ANCHORS = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.+)$", README, re.M)}
 
@@ -143,7 +144,7 @@ def test_every_query_of_a_dashboard_keeps_to_its_variables() -> None:
             continue
         assert use.matchers.get("job") == "$job", use
         assert use.matchers.get("instance") == "$instance", use
-        own = set(find(use.name).labels) if ":" not in use.name else {"device", "pool"}
+        own = set(find(use.name).labels) if ":" not in use.name else {"device"}
         assert "device" not in own or use.matchers.get("device") == "$device", use
 
 
@@ -201,12 +202,13 @@ def test_alerts_say_what_is_wrong_how_bad_and_what_to_do() -> None:
         assert re.search(r"[<>]|==", rule["expr"]), "an alert compares"
 
 
-def test_every_alert_has_series_that_fire_it_and_series_that_do_not() -> None:
+def test_every_alert_has_series_that_fire_it_and_clear_and_series_that_do_not() -> None:
     cases = source("rule_tests").CASES
     for rule in rules():
         if "alert" in rule:
             tested = {case.fires for case in cases if f"Streampool{case.alert}" == rule["alert"]}
             assert tested == {True, False}, rule["alert"]
+            assert any(case.clears for case in cases if f"Streampool{case.alert}" == rule["alert"]), rule["alert"]
     recorded = (DASHBOARDS / "rules/tests/alerts.yml").read_text()
     assert recorded == source("rule_tests").text(), "run: python dashboards/src/rule_tests.py"
 
@@ -239,6 +241,43 @@ def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
 @pytest.mark.slow
 def test_promtool_finds_that_alerts_fire_and_stay_quiet() -> None:
     done = promtool("test", "rules", DASHBOARDS / "rules/tests/alerts.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_dcgms_used_memory_is_joined_on_whole_gpus_and_on_mig_instances(tmp_path: Path) -> None:
+    """As DCGM's exporter names them: a MIG instance by the UUID of its GPU and `GPU_I_ID`."""
+    board = json.loads((DASHBOARDS / "grafana/streampool-fleet.json").read_text())
+    (panel,) = [panel for panel in panels(board) if "DCGM" in panel["title"]]
+    query = re.sub(r"\$(job|instance|device|pool)\b", ".+", panel["targets"][0]["expr"])
+    mib = 1 << 20
+    series = {
+        'DCGM_FI_DEV_FB_USED{UUID="GPU-1", gpu="0", GPU_I_ID="7", GPU_I_PROFILE="1g.18gb"}': 900,
+        'DCGM_FI_DEV_FB_USED{UUID="GPU-1", gpu="0", GPU_I_ID="8", GPU_I_PROFILE="1g.18gb"}': 800,
+        'DCGM_FI_DEV_FB_USED{UUID="GPU-2", gpu="1"}': 700,
+    }
+    for instance, device, gpu, part, held in (
+        ("i:1", "cuda:0", "GPU-1", "7", 300),
+        ("i:2", "cuda:0", "GPU-1", "8", 200),
+        ("i:3", "cuda:0", "GPU-2", "", 100),
+        ("i:4", "cuda:1", "GPU-2", "", 50),
+    ):
+        own = f'job="j", instance="{instance}", device="{device}"'
+        series[f'streampool_device_info{{{own}, uuid="x", gpu_uuid="{gpu}", gpu_instance="{part}"}}'] = 1
+        for pool in "ab":
+            series[f'streampool_reserved_bytes{{{own}, pool="{pool}", kind="device"}}'] = held * mib // 2
+    left = [('{UUID="GPU-1", GPU_I_ID="7"}', 600), ('{UUID="GPU-1", GPU_I_ID="8"}', 600), ('{UUID="GPU-2"}', 550)]
+    expected = [{"labels": labels, "value": value * mib} for labels, value in left]
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": str(value)} for name, value in series.items()],
+            "promql_expr_test": [{"expr": query, "eval_time": "0m", "exp_samples": expected}],
+        }
+    ]
+    path = tmp_path / "join.yml"
+    path.write_text(json.dumps({"rule_files": [], "evaluation_interval": "1m", "tests": tests}))
+    done = promtool("test", "rules", path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -328,7 +328,7 @@ def test_a_graph_that_cannot_be_held_on_to_is_refused_and_its_capture_stays_vali
     s = sc.stream()
     s.begin_capture()
     sc.device.fail_call("graph_retain", code="not_supported")
-    with pytest.raises(sp.CaptureError, match="memory of its own.*still valid"):
+    with pytest.raises(sp.CaptureError, match=r"memory of its own.*still valid"):
         pool.allocate(MIB, stream=s)
     assert pool.stats().live_blocks == 0
     block = pool.allocate(MIB, stream=s)

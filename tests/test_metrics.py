@@ -42,7 +42,7 @@ def test_every_number_of_the_core_is_in_the_catalogue_and_no_metric_asks_for_one
     assert asked == columns - sizes - {"allocations"}  # which is the sum of its sources
     counters = {name for name, sort in _core.pulse_columns() if sort == "tally"}
     for metric in metrics.CATALOGUE:
-        for words in metric.words.values():
+        for words in filter(None, metric.words.values()):
             assert {c in counters for c in words} == {metric.type is metrics.Type.COUNTER}, metric.name
 
 
@@ -301,6 +301,35 @@ def test_short_lived_streams_threads_and_pools_leave_the_series_as_they_are(mach
         sp.Pool("sim:3", name="stay").close()
         work()
     assert series().keys() == before
+
+
+@pytest.mark.slow
+def test_ten_thousand_streams_threads_and_pools_leave_series_and_page_as_they_are(machine: None) -> None:
+    """Case 59, in the numbers of its report: 1e4 of each; scrape; close; scrape."""
+    device = sp.Device("sim:3")
+    pool = pool_on("sim:3", "stay")
+    fast = page.Page()
+
+    def work() -> None:
+        stream = device.create_stream()
+        pool.allocate(1000, stream=stream).close(stream)
+        stream.close()
+
+    def churn(times: int) -> None:
+        for i in range(times):
+            thread = threading.Thread(target=work)
+            thread.start()
+            sp.Pool("sim:3", name=f"name {i} at {id(thread):#x}" if i % 2 else "stay").close()
+            thread.join()
+
+    churn(100)  # by now the names have had their places
+    _devices.sample()
+    before, size = series().keys(), len(fast.render())
+    churn(10_000)
+    found = series()
+    assert found.keys() == before
+    assert len(fast.render()) < 1.1 * size  # the numbers are longer, the lines are not more
+    assert value(found, "frees_total", device="sim:3", pool="stay") == 10_100
 
 
 @pytest.mark.parametrize(("devices", "most"), [(1, 220), (8, 1600)])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metrics_scene import certificate, free_port, get, parse, program, value, wait_until
+from metrics_scene import certificate, free_port, get, parse, program, value, values, wait_until
 
 import streampool as sp
 from streampool import metrics
@@ -209,6 +209,147 @@ def test_a_forked_child_that_outlives_its_parent_leaves_no_port_that_nobody_answ
                 socket.create_connection(("127.0.0.1", port), timeout=10)
         finally:
             os.kill(child, signal.SIGKILL)  # which also lets go of the pipes
+
+
+def test_a_fork_while_another_thread_is_in_the_middle_of_everything_leaves_a_child_that_ends() -> None:
+    """Fork: locks of the exporter, of logs and of observing that a thread held are free in the child."""
+    code = START + (
+        "import logging, os, threading; logging.basicConfig(level='ERROR')\n"
+        "from streampool import _device_facts, _observe, logs, metrics, postmortem\n"
+        "from streampool.metrics import _devices, holders, page\n"
+        "page = page.Page(); page.render()\n"
+        "locks = [logs._lock, postmortem._lock, _devices._lock, holders.history._lock, page._lock, _observe._lock,\n"
+        "         _device_facts._lock, _observe._model._lock]\n"
+        "held = threading.Event()\n"
+        "def hold():\n"
+        "    for lock in locks: lock.acquire()\n"
+        "    held.set(); threading.Event().wait()\n"
+        "threading.Thread(target=hold, daemon=True).start(); held.wait()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    sp.logs.drain(); sp.observe(); sp.unobserve(); page.render(); _devices.sample()\n"
+        "    list(metrics.Collector().collect())\n"
+        "    sys.exit(7)\n"  # by the interpreter's own end, which empties the ring once more
+        "print(os.waitpid(pid, 0)[1] >> 8, flush=True); os._exit(0)\n"
+    )
+    with program(code) as parent:
+        assert parent.stdout is not None
+        out, errors = parent.communicate(timeout=60)
+    assert (out, errors) == ("7\n", "")
+
+
+def test_a_signals_handler_or_a_finalizer_in_the_middle_of_everything_holds_up_nobody(pool: sp.Pool) -> None:
+    """What is called from there may need the locks that its own thread has."""
+    from streampool import _device_facts, _observe, logs, postmortem
+    from streampool.metrics import _devices, holders, page
+
+    fast = page.Page()
+    locks = [logs._lock, postmortem._lock, _devices._lock, holders.history._lock, fast._lock, _observe._lock]
+    done: list[str] = []
+
+    def work() -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in [*locks, _device_facts._lock, _observe._model._lock]:
+                stack.enter_context(lock)
+            logs.drain()
+            _devices.sample()
+            fast.render()
+            done.append(postmortem.text())
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert "pool 'served'" in done[0]
+
+
+def scrape_all(folder: Path) -> dict[str, Any]:
+    """Scrape every target that Prometheus would find in the folder."""
+    found = {}
+    for path in folder.glob("*.json"):
+        (target,) = json.loads(path.read_text())[0]["targets"]
+        with contextlib.suppress(OSError):
+            found[target] = parse(get(f"http://{target}/metrics"))
+    return found
+
+
+WORKER = """
+import multiprocessing, os, sys, time
+
+def work():
+    import streampool as sp
+    pool = sp.Pool("sim:0", name="worker")
+    kept = pool.allocate(1 << 20)
+    while True:
+        pool.allocate(1000).close()
+        time.sleep(0.01)
+
+def forked():
+    import streampool as sp
+    try:
+        sp.Pool("sim:0", name="forked")
+    except sp.ForkedProcessError:
+        time.sleep(60)
+
+if __name__ == "__main__":
+    import streampool as sp  # preloaded, with a pool of its own
+    kept = sp.Pool("sim:0", name="parent").allocate(4096)
+    spawn, fork = (multiprocessing.get_context(word) for word in ("spawn", "fork"))
+    workers = [spawn.Process(target=work, daemon=True) for _ in range(4)]
+    others = [fork.Process(target=forked, daemon=True) for _ in range(2)]
+    for worker in [*workers, *others]:
+        worker.start()
+    print(*[worker.pid for worker in workers], flush=True)
+    for line in sys.stdin:  # recycle one
+        workers[0].kill()
+        workers[0].join()
+        workers[0] = spawn.Process(target=work, daemon=True)
+        workers[0].start()
+        print(workers[0].pid, flush=True)
+    for worker in [*workers, *others]:
+        worker.kill()
+"""
+
+
+def test_of_preloaded_workers_only_live_ones_are_seen_and_no_counter_goes_back(tmp_path: Path) -> None:
+    """Case 61: gauges of dead workers stay, a preloaded parent's pid is inherited, rates jump from mixed workers."""
+    folder = tmp_path / "targets"
+    folder.mkdir()
+    script = tmp_path / "workers.py"
+    script.write_text(WORKER)
+    env = {_environment.PORT: "0", _environment.FOLDER: str(folder)}
+    with program("", str(script), env=env) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        pids = parent.stdout.readline().split()
+        assert len(pids) == 4
+
+        def serving(count: int) -> Any:
+            pages = scrape_all(folder)
+            ready = [p for p in pages.values() if values(p, "live_allocations", pool="worker")]
+            return pages if len(ready) == count and len(pages) == count + 1 else None
+
+        before = wait_until(lambda: serving(4), of=parent)  # the parent too, and no forked child
+        assert sum(bool(values(page, "reserved_bytes", pool="parent")) for page in before.values()) == 1
+        assert not any(values(page, "reserved_bytes", pool="forked") for page in before.values())
+        seen = {target: value(page, "frees_total", pool="worker") for target, page in before.items()
+                if values(page, "frees_total", pool="worker")}  # fmt: skip
+        for step in range(10):
+            if step == 5:
+                parent.stdin.write("recycle\n")
+                parent.stdin.flush()
+                new = parent.stdout.readline().strip()
+                assert new not in pids
+                after = wait_until(lambda: serving(4), of=parent)
+                assert len(after.keys() - before.keys()) == 1
+                names = {path.name for path in folder.glob("*.json")}
+                assert not any(name.endswith(f"-{pids[0]}.json") for name in names)  # the new one took its file away
+                assert any(name.endswith(f"-{new}.json") for name in names)
+            for target, page in scrape_all(folder).items():
+                for frees in values(page, "frees_total", pool="worker"):
+                    assert frees >= seen.get(target, 0.0)
+                    seen[target] = frees
+        assert len(seen) == 5
+        parent.communicate(timeout=30)  # the end of its input
 
 
 def test_a_process_with_a_server_ends_quietly_while_it_is_scraped(tmp_path: Path) -> None:

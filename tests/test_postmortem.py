@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import libraries
 import pytest
+import structlog
 from scene import MIB
+from structlog.testing import capture_logs
 
 import streampool as sp
-from streampool import postmortem
+from streampool import _core, postmortem
 
 SHORT = {"limit": "64MiB", "wait_timeout": 0}
 
@@ -62,6 +66,67 @@ def test_the_file_has_the_error_the_account_the_settings_and_who_holds_memory(tm
         assert "in holding\n" in text.partition("== who holds memory of pool 'full'")[2]
         assert text.rstrip().endswith("in fail")
         del kept
+
+
+def test_the_largest_free_pieces_are_listed_with_who_may_take_them(tmp_path: Path) -> None:
+    with sp.Pool("sim:0", name="pieces", limit="128MiB", wait_timeout=0) as pool:
+        blocks = [pool.allocate(size * MIB) for size in (10, 2, 20, 2, 30, 2)]
+        for at in (0, 2, 4):
+            blocks[at].close()
+        sp.sim.settle()
+        (line,) = [
+            line
+            for line in postmortem.text().splitlines()
+            if line.startswith("largest free pieces") and "'pieces'" in line
+        ]
+        sizes = re.findall(r"(\d+) MiB \((any|own) stream\)", line)
+        assert [int(size) for size, _ in sizes][:3] == [30, 20, 10]
+        assert pool.free_pieces(1)[0][0] == 30 * MIB
+        with pytest.raises(ValueError, match="most must be a number of pieces, at most 1000"):
+            pool.free_pieces(1001)
+        del blocks
+
+
+def test_the_last_events_are_there_though_logs_took_them_and_though_nobody_reads_the_ring(tmp_path: Path) -> None:
+    structlog.configure(processors=[])
+    with capture_logs(), sp.Pool("sim:0", name="eventful", limit="32MiB", wait_timeout=0) as pool:
+        kept = pool.allocate(MIB)
+        with pytest.raises(sp.ForeignFreeError):
+            pool.free_raw(12345)
+        error = fail(pool)
+        sp.logs.drain()
+        events = (
+            postmortem.text(error).partition("== last events (the newest last)\n")[2].partition("\n\n")[0].splitlines()
+        )
+        own = [re.sub(r"^  [\d:.]+  ", "", event) for event in events if "'eventful'" in event]
+        words = [event.split()[0] for event in own]
+        assert words[0] == "pool.created"
+        assert words[-1] == "alloc.failed"
+        assert words.index("pool.grown") < words.index("free.invalid") < words.index("growth.refused")
+        assert own[-1].startswith("alloc.failed  pool 'eventful' (device, sim:0)  requested_bytes=134,217,728 ")
+        assert own[-1].endswith("reason=limit")
+        del kept
+    structlog.reset_defaults()
+    with sp.Pool("sim:0", name="unread", limit="32MiB", wait_timeout=0) as pool:
+        for _ in range(1200):  # more than the ring holds
+            with pytest.raises(sp.ForeignFreeError):
+                pool.free_raw(12345)
+        fail(pool)
+        assert "alloc.failed  pool 'unread'" in postmortem.text()
+    _core.drain_events()
+
+
+def test_what_the_process_holds_beside_the_pools_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = libraries.Torch().install(monkeypatch)
+    torch.allocate(5 * MIB)
+    sp.observe("torch")
+    try:
+        with sp.Pool("sim:0", name="beside", initial="16MiB"):
+            text = postmortem.text()
+        assert "  torch's own pool, device memory of cuda:0: 5 MiB used of 6 MiB\n" in text
+        assert re.search(r"  sim:0: this process holds .*, of which 0 B are in no pool of this process\n", text)
+    finally:
+        sp.unobserve()
 
 
 def test_a_pool_whose_name_has_no_series_of_its_own_is_told_by_its_name() -> None:  # CI, 2026-11-30
@@ -112,6 +177,30 @@ def test_an_older_file_stays_whole_when_the_disk_is_full(tmp_path: Path) -> None
     assert done.stdout == "File too large\n"
     assert path.read_text() == "older"
     assert [p.name for p in tmp_path.iterdir()] == ["older.txt"]
+
+
+def test_a_file_is_whole_or_the_older_one_whenever_the_process_is_killed(tmp_path: Path) -> None:
+    """Kill -9 in the middle of writing."""
+    path = tmp_path / "it.txt"
+    code = (
+        "import sys; import streampool as sp; p = sp.Pool('sim:0', name='killed'); kept = p.allocate(1 << 20)\n"
+        "sp.postmortem.write(sys.argv[1]); print('ready', flush=True)\n"
+        "while True: sp.postmortem.write(sys.argv[1])\n"
+    )
+    for number in range(8):
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(0.003 * number)
+            child.kill()
+            child.wait()
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith("streampool ")
+        assert f"process {child.pid}," in lines[0]
+        assert "== where the program is" in lines[-2]
+        assert lines[-1].endswith("in <module>")
 
 
 def test_it_is_written_on_a_signal_and_the_handler_before_is_called_too(tmp_path: Path) -> None:

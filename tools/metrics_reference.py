@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from streampool.metrics import CATALOGUE, Metric, Type
-from streampool.metrics.catalogue import DEVICE, POOL
+from streampool.metrics.catalogue import DEVICE, LIBRARY, POOL
 
 TARGET = Path(__file__).parent.parent / "docs/METRICS.md"
 _HEAD = """# Metrics
@@ -29,13 +29,23 @@ How to set things up: [monitoring.md](monitoring.md). Dashboards, rules and aler
 * A scrape makes no driver call and takes no lock that an allocation takes. So `pending_bytes` is a ceiling: what no
   call has found complete yet. While the pool is quiet, `used_bytes + guard_bytes + quarantined_bytes + pending_bytes
   (both) + cached_bytes` is `reserved_bytes`, and `allocated_bytes_total - freed_bytes_total` is `requested_bytes`.
+* A library's pool is one of `sp.observe("torch")` or `"cupy"`; its `device` is `host` for pinned memory, which
+  libraries keep for all devices together. `library_used_bytes + library_pending_bytes + library_cached_bytes` is
+  `library_reserved_bytes`. These, `process_device_bytes` and `outside_bytes` are of the sampling thread's last look, up
+  to five seconds old.
 """
 
 
 def text() -> str:
     """Give the page."""
     parts = [_HEAD]
-    for title, scope in (("Pools", POOL), ("Devices", DEVICE), ("The process and its exporter", ())):
+    titles = (
+        ("Pools", POOL),
+        ("Other libraries' own pools, where they are observed", LIBRARY),
+        ("Devices", DEVICE),
+        ("The process and its exporter", ()),
+    )
+    for title, scope in titles:
         labels = f" Labels of each: {', '.join(f'`{label}`' for label in scope)}." if scope else ""
         parts.append(f"\n## {title}\n\n" + (labels.strip() + "\n\n" if labels else ""))
         parts.append("| metric | type | meaning | since |\n|---|---|---|---|\n")

@@ -28,6 +28,7 @@ POOL = DEVICE + ', pool=~"$pool"'
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="$datasource")
 OURS = 'kind="device"'
 WHERE = "{{instance}} {{device}} {{pool}}"
+THEIRS = "{{instance}} {{device}} {{library}} {{kind}}"
 
 
 class Look(StrEnum):
@@ -186,6 +187,36 @@ COST = Row(
               ((f"sum({rate('stream_lookups_total')})", "look-ups"),)),
     ),
 )  # fmt: skip
+LIBRARIES = Row(
+    "This process's other memory",
+    (
+        Panel("Device memory by who holds it",
+              "What the driver says this process holds: our pools, the own pools of observed libraries, and what is in neither. "
+              "Where the driver does not say it for this process alone, other processes are in the last part.", "bytes",
+              ((f"sum by (instance, device) ({series('reserved_bytes', DEVICE, OURS)})", "{{instance}} {{device}} our pools"),
+               (f"sum by (instance, device, library) ({series('library_reserved_bytes', DEVICE, OURS)})",
+                "{{instance}} {{device}} {{library}}"),
+               (f"sum by (instance, device, basis) ({series('outside_bytes', DEVICE)})",
+                "{{instance}} {{device}} outside ({{basis}})")), Look.STACK, 12),
+        Panel("What observed libraries hold", "The parts of each library's own pool, which add up to what it has reserved.", "bytes",
+              ((f"sum by (library) ({series('library_used_bytes', DEVICE)})", "{{library}} used"),
+               (f"sum by (library) ({series('library_pending_bytes', DEVICE)})", "{{library}} pending"),
+               (f"sum by (library) ({series('library_cached_bytes', DEVICE)})", "{{library}} cached")), Look.STACK, 12),
+        Panel("Headroom of observed libraries", "How much each can still allocate before an error.", "bytes",
+              ((series("library_headroom_bytes", DEVICE), THEIRS),), wide=12),
+        Panel("Requests and peaks of observed libraries", "What was asked for, and the most that was ever reserved.", "bytes",
+              ((series("library_requested_bytes", DEVICE), THEIRS + " requested"),
+               (series("library_reserved_peak_bytes", DEVICE), THEIRS + " peak")), wide=12),
+        Panel("Blocks of observed libraries", "Live ones, and free ones that are kept.", "short",
+              ((series("library_live_allocations", DEVICE), THEIRS + " live"),
+               (series("library_free_blocks", DEVICE), THEIRS + " free"))),
+        Panel("Allocations of observed libraries", "How many a second.", "ops",
+              ((f"sum by (instance, device, library, kind) ({rate('library_allocations_total', DEVICE)})", THEIRS),)),
+        Panel("Failures of observed libraries, 1 h", "Out-of-memory errors, and times that the driver refused.", "short",
+              ((f"sum by (library) (increase({series('library_allocation_failures_total', DEVICE)}[1h]))", "{{library}} failed"),
+               (f"sum by (library) (increase({series('library_growth_refusals_total', DEVICE)}[1h]))", "{{library}} refused"))),
+    ),
+)  # fmt: skip
 EXPORTER = Row(
     "Exporter",
     (
@@ -195,9 +226,12 @@ EXPORTER = Row(
               ((f"sum by (instance) (increase({series('collect_failures_total', PROCESS)}[1h]))", "{{instance}} readings"),
                (f"sum by (instance) (increase({series('device_sample_failures_total', PROCESS)}[1h]))", "{{instance}} samples"),
                (f"sum by (instance) (increase({series('events_dropped_total', PROCESS)}[1h]))", "{{instance}} events"),
+               (f"sum by (instance, library) (increase({series('library_sample_failures_total', PROCESS)}[1h]))",
+                "{{instance}} {{library}}"),
                (f"1 - {series('last_collect_success', PROCESS)}", "{{instance}} failing now"))),
         Panel("Age of device samples", "How old the free memory of the device is; 5 seconds are normal.", "s",
-              ((f"time() - {series('device_sample_timestamp_seconds', DEVICE)}", "{{instance}} {{device}}"),)),
+              ((f"time() - {series('device_sample_timestamp_seconds', DEVICE)}", "{{instance}} {{device}}"),
+               (f"time() - {series('library_sample_timestamp_seconds', DEVICE)}", THEIRS))),
     ),
 )  # fmt: skip
 LEAKS = (
@@ -222,6 +256,18 @@ LEAKS = (
                   ((series("suspected_leaks"), WHERE),)),
             Panel("Grown by suspects", "How many bytes more they hold than an hour ago.", "bytes",
                   ((series("suspected_leak_bytes"), WHERE),)),
+            Panel("Left over", "Call sites that free nine of ten of what they allocate and hold blocks older than an hour.", "short",
+                  ((series("left_over_sites"), WHERE),)),
+            Panel("Left over, bytes", "What they hold that is older than an hour: forgotten requests, sessions that never end.",
+                  "bytes", ((series("left_over_bytes"), WHERE),)),
+            Panel("Suspected leaks in observed libraries",
+                  "Call sites that grew in each quarter of the last hour; /debug/holders names them.", "short",
+                  ((series("library_suspected_leaks", DEVICE), THEIRS),)),
+            Panel("Grown by suspects in observed libraries", "How many bytes more they hold than an hour ago.", "bytes",
+                  ((series("library_suspected_leak_bytes", DEVICE), THEIRS),)),
+            Panel("Memory outside of all pools, the least of the last quarter of an hour",
+                  "What rises here is in no pool: a library that is not observed, or raw allocations.", "bytes",
+                  ((f"job_instance_device_basis:streampool_outside_bytes:min15m{{{DEVICE}}}", "{{instance}} {{device}} {{basis}}"),)),
             Panel("Bytes a block", "The size of what is kept, on average.", "bytes",
                   ((f"{series('requested_bytes')} / ({series('live_allocations')} > 0)", WHERE),)),
             Panel("Allocated beyond freed", "What stays, a second. The call sites stand under /debug/holders of the instance.", "Bps",
@@ -234,8 +280,8 @@ FLEET = (
         "Processes",
         (
             Panel("Processes and devices", "Who runs what, on which device.", "short",
-                  ((f"sum by (instance, device, name, uuid, pci_bus_id, driver) ({series('device_info', DEVICE)})", ""),),
-                  Look.TABLE, 12),
+                  ((f"sum by (instance, device, name, uuid, gpu_uuid, gpu_instance, pci_bus_id, driver) ({series('device_info', DEVICE)})",
+                    ""),), Look.TABLE, 12),
             Panel("Versions", "How many processes run which version.", "short",
                   ((f"count by (version) ({series('build_info', PROCESS)})", "{{version}}"),), Look.TABLE, 4),
             Panel("Pools counted under _other", "Names beyond 32 a device have no series of their own.", "short",
@@ -251,21 +297,24 @@ FLEET = (
                   ((f"min by (instance, device) ({series('headroom_bytes', DEVICE)})", "{{instance}} {{device}}"),), wide=12),
             Panel("Out of memory", "By process, failures an hour.", "short",
                   ((f"sum by (instance) (increase({series('allocation_failures_total', DEVICE)}[1h]))", "{{instance}}"),), wide=12),
+            Panel("Held by each process", "By the driver's own figure; device: of all processes there together.", "bytes",
+                  ((series("process_device_bytes", DEVICE), "{{instance}} {{device}} ({{basis}})"),), wide=12),
             Panel("Used by others, beside DCGM",
-                  "What NVIDIA's DCGM exporter sees as used on a device and no pool of ours holds. Needs its metrics in the same "
-                  "Prometheus; joined on the UUID, which names MIG instances too.", "bytes",
-                  (("sum by (UUID) (DCGM_FI_DEV_FB_USED * 1048576) - sum by (UUID) (label_replace("
+                  "What NVIDIA's DCGM exporter sees as used on a GPU or MIG instance and no pool of ours holds. Needs its metrics in "
+                  "the same Prometheus; joined on the GPU's UUID and the MIG instance's number, as DCGM names them.", "bytes",
+                  (("sum by (UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED * 1048576) - sum by (UUID, GPU_I_ID) ("
                     f"{series('reserved_bytes', DEVICE, OURS)}"
-                    " * on (job, instance, device) group_left (uuid) "
+                    " * on (job, instance, device) group_left (UUID, GPU_I_ID) label_replace(label_replace("
                     f"{series('device_info', DEVICE)}"
-                    ', "UUID", "$1", "uuid", "(.+)"))', "{{UUID}}"),), wide=12, signed=True),
+                    ', "UUID", "$1", "gpu_uuid", "(.+)"), "GPU_I_ID", "$1", "gpu_instance", "(.+)"))', "{{UUID}} {{GPU_I_ID}}"),),
+                  wide=12, signed=True),
         ),
     ),
 )  # fmt: skip
 
 BOARDS = (
     Board("streampool-overview", "streampool: overview", "What the pools hold, why, and whether it ends well.",
-          (HEALTH, CAPACITY, FRAGMENTS, TRAFFIC, COST, EXPORTER),
+          (HEALTH, CAPACITY, LIBRARIES, FRAGMENTS, TRAFFIC, COST, EXPORTER),
           annotations=(("Out of memory", f"sum by (instance, pool) (increase({series('allocation_failures_total')}[1m])) > 0"),)),
     Board("streampool-leaks", "streampool: leak hunt", "Does memory in use grow, where, and until when?", LEAKS, "now-24h"),
     Board("streampool-fleet", "streampool: fleet", "All processes and devices side by side.", FLEET),

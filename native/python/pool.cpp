@@ -27,6 +27,7 @@ constexpr OptionalText kTag{"tag"};
 constexpr Size kReserve{"size"};
 constexpr Size kKeepBytes{"keep_bytes"};
 constexpr Seconds kTimeout{"timeout"};
+constexpr Whole<> kMost{"most", "a number of pieces, at most 1000", 0, 1000};
 constexpr Callable kCallback{"callback"};
 
 constexpr Instance<driver::Driver, std::shared_ptr<driver::Driver>> kDriver{"driver", "a device's driver"};
@@ -282,9 +283,20 @@ void bind_pool(nb::module_& m) {
              nb::list out;
              for (const pool::Holder& holder : unlocked([&] { return p.core->holders(); }))
                out.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes,
-                                         holder.allocated_blocks));
+                                         holder.allocated_blocks, holder.oldest, holder.aged_bytes));
              return out;
            })
+      // (bytes, "any_stream" | "own_stream" | "waiting"), largest first.
+      .def(
+          "free_pieces",
+          [](PyPool& p, Given<kMost> most) {
+            must_not_be_forked();
+            nb::list out;
+            for (const pool::FreePiece& piece : unlocked([&] { return p.core->free_pieces(*most); }))
+              out.append(nb::make_tuple(piece.bytes, piece.reuse));
+            return out;
+          },
+          parameter<kMost>())
       .def("debug_totals",
            [](PyPool& p) {
              must_not_be_forked();

@@ -11,6 +11,31 @@ namespace {
 
 constexpr Flag kEachPool{"each_pool"};
 
+// (event, memory kind, device, pool, reason, {field: number}, Unix time) of each.
+nb::list as_tuples(const std::vector<observe::Event>& events) {
+  struct Words {
+    const char *event, *number, *more;
+  };
+  static constexpr Words kWords[] = {
+#define STREAMPOOL_ROW(name, word, number, more) {word, number, more},
+      STREAMPOOL_EVENTS(STREAMPOOL_ROW)
+#undef STREAMPOOL_ROW
+  };
+  nb::list out;
+  for (const observe::Event& event : events) {
+    const Words& words = kWords[static_cast<std::size_t>(event.kind)];
+    nb::dict numbers;
+    if (*words.number != 0) numbers[words.number] = event.number;
+    if (*words.more != 0) numbers[words.more] = event.more;
+    // A pool's name may have been cut in the middle of a character.
+    const nb::object pool = nb::steal(
+        PyUnicode_DecodeUTF8(event.pool.data(), static_cast<Py_ssize_t>(std::strlen(event.pool.data())), "replace"));
+    out.append(nb::make_tuple(words.event, std::string(kind_name(event.memory)), event.device.data(), pool,
+                              event.reason.data(), numbers, event.at));
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_pulse(nb::module_& m) {
@@ -79,37 +104,19 @@ void bind_pulse(nb::module_& m) {
     for (const Held& held : all) {
       nb::list holders;
       for (const pool::Holder& holder : held.holders)
-        holders.append(
-            nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes, holder.allocated_blocks));
+        holders.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes,
+                                      holder.allocated_blocks, holder.oldest, holder.aged_bytes));
       out.append(nb::make_tuple(held.device, held.name, held.kind, held.sample_bytes, holders));
     }
     return out;
   });
-  // (event, memory kind, device, pool, reason, {field: number}, Unix time) of what happened since the last call.
+  // What happened since the last call.
   m.def("drain_events", [] {
-    struct Words {
-      const char *event, *number, *more;
-    };
-    static constexpr Words kWords[] = {
-#define STREAMPOOL_ROW(name, word, number, more) {word, number, more},
-        STREAMPOOL_EVENTS(STREAMPOOL_ROW)
-#undef STREAMPOOL_ROW
-    };
-    nb::list out;
-    if (driver::ending() == driver::Ending::forked) return out;
-    for (const observe::Event& event : unlocked([] { return pool::events().drain(); })) {
-      const Words& words = kWords[static_cast<std::size_t>(event.kind)];
-      nb::dict numbers;
-      if (*words.number != 0) numbers[words.number] = event.number;
-      if (*words.more != 0) numbers[words.more] = event.more;
-      // A pool's name may have been cut in the middle of a character.
-      const nb::object pool = nb::steal(
-          PyUnicode_DecodeUTF8(event.pool.data(), static_cast<Py_ssize_t>(std::strlen(event.pool.data())), "replace"));
-      out.append(nb::make_tuple(words.event, std::string(kind_name(event.memory)), event.device.data(), pool,
-                                event.reason.data(), numbers, event.at));
-    }
-    return out;
+    if (driver::ending() == driver::Ending::forked) return nb::list();
+    return as_tuples(unlocked([] { return pool::events().drain(); }));
   });
+  // The last events, also those that were drained; takes nothing away.
+  m.def("last_events", [] { return as_tuples(unlocked([] { return pool::last_events().read(); })); });
   m.def("event_words", [] {
     nb::list out;
 #define STREAMPOOL_ROW(name, word, number, more) out.append(nb::make_tuple(word, number, more));

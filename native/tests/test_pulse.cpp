@@ -290,6 +290,91 @@ STREAMPOOL_TEST(
   CHECK_EQ(seen + ring->dropped(), kThreads * kEvents);
 }
 
+STREAMPOOL_TEST("the last events are kept whether or not anybody took them, and a reader takes nothing away") {
+  auto tail = std::make_unique<observe::EventTail>();
+  CHECK(tail->read().empty());
+  observe::Event event;
+  observe::Event::put(event.pool, "kept");
+  for (event.number = 0; event.number < observe::EventTail::kSlots + 100; ++event.number) tail->push(event);
+  for (int look = 0; look < 2; ++look) {
+    const std::vector<observe::Event> last = tail->read();
+    CHECK_EQ(last.size(), observe::EventTail::kSlots);
+    for (std::size_t i = 0; i < last.size(); ++i) {
+      CHECK_EQ(last[i].number, i + 100);
+      CHECK_EQ(std::string(last[i].pool.data()), std::string("kept"));
+    }
+  }
+}
+
+STREAMPOOL_TEST("the last events of many threads are whole and in each thread's order, also while they are written") {
+  auto tail = std::make_unique<observe::EventTail>();
+  constexpr std::uint64_t kThreads = 3, kEvents = 50'000;
+  std::atomic<std::uint64_t> running{kThreads};
+  std::vector<std::thread> threads;
+  for (std::uint64_t n = 0; n < kThreads; ++n)
+    threads.emplace_back([&tail, &running, n] {
+      for (std::uint64_t i = 1; i <= kEvents; ++i) {
+        observe::Event event;
+        const std::string text = std::to_string(n) + " " + std::to_string(i);
+        observe::Event::put(event.pool, text);
+        observe::Event::put(event.device, text);
+        event.number = n;
+        event.more = i;
+        event.at = static_cast<double>(i);
+        tail->push(event);
+      }
+      running.fetch_sub(1);
+    });
+  bool seen = false;
+  for (bool more = true; more;) {
+    more = running.load() != 0;
+    std::vector<std::uint64_t> last(kThreads, 0);
+    for (const observe::Event& event : tail->read()) {
+      seen = true;
+      const std::string text = std::to_string(event.number) + " " + std::to_string(event.more);
+      CHECK_EQ(std::string(event.pool.data()), text);
+      CHECK_EQ(std::string(event.device.data()), text);
+      CHECK_EQ(event.at, static_cast<double>(event.more));
+      CHECK(event.more > last[event.number]);
+      last[event.number] = event.more;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(seen);
+}
+
+STREAMPOOL_TEST("the largest free pieces are listed by who may take them") {
+  NamedScene scene("pulse-pieces");
+  const StreamHandle s = scene.lasting(), t = scene.lasting();
+  Failure failure;
+  std::vector<BlockRef> blocks;
+  for (int i = 0; i < 9; ++i) blocks.push_back(scene.alloc(static_cast<Bytes>(i + 2) * kMiB, s));
+  CHECK(scene.core->record_stream(blocks[4], t, &failure) == Errc::ok);
+  const auto gate_s = scene.gated(s), gate_t = scene.gated(t);
+  for (const int i : {2, 4, 6}) scene.free(blocks[static_cast<std::size_t>(i)], s);
+  std::vector<FreePiece> pieces = scene.core->free_pieces(1000);
+  const auto has = [&](Bytes bytes, const std::string& reuse) {
+    return std::any_of(pieces.begin(), pieces.end(),
+                       [&](const FreePiece& p) { return p.bytes == bytes && p.reuse == reuse; });
+  };
+  CHECK(has(4 * kMiB, "own_stream"));
+  CHECK(has(6 * kMiB, "waiting"));
+  CHECK(has(8 * kMiB, "own_stream"));
+  CHECK(std::is_sorted(pieces.begin(), pieces.end(),
+                       [](const FreePiece& a, const FreePiece& b) { return a.bytes > b.bytes; }));
+  const Bytes largest = pieces.front().bytes, second = pieces[1].bytes;
+  pieces = scene.core->free_pieces(2);
+  CHECK_EQ(pieces.size(), std::size_t{2});
+  CHECK_EQ(pieces[0].bytes, largest);
+  CHECK_EQ(pieces[1].bytes, second);
+  CHECK(scene.core->free_pieces(0).empty());
+  gate_s->open();
+  gate_t->open();
+  CHECK(sim::settle());
+  scene.core->look();
+  CHECK_EQ(scene.core->free_pieces(1)[0].bytes, scene.core->stats().largest_free);
+}
+
 STREAMPOOL_TEST("driver calls for memory are timed, each under its own sort of work") {
   NamedScene scene("pulse-calls");
   const auto total = [](MemoryWork work) {

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from streampool import config, session
 from streampool import device as devices
-from streampool._findings import PoolFindings, Session
+from streampool._findings import PoolFindings
 from streampool._paths import library_path
 from streampool.cli._program import NoProgram, Program
 
 if TYPE_CHECKING:
+    from streampool._observe import Observed
     from streampool.suppressions import Suppressions
 
 __all__ = ["run"]
@@ -36,8 +37,8 @@ class _EpochClock:
     _PERIOD = 0.5  # seconds
     _SHARE = 20  # an epoch that takes long is followed by a pause so many times as long
 
-    def __init__(self, watching: Session) -> None:
-        self._watching = watching
+    def __init__(self, observe: Callable[[], None]) -> None:
+        self._observe = observe
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="streampool-epochs", daemon=True)
         self._thread.start()
@@ -47,7 +48,7 @@ class _EpochClock:
         while not self._stop.wait(pause):
             begin = time.monotonic()
             with contextlib.suppress(Exception):  # a pool closed meanwhile; the report does not depend on this
-                self._watching.observe()
+                self._observe()
             pause = max(self._PERIOD, self._SHARE * (time.monotonic() - begin))
 
     def stop(self) -> None:
@@ -71,17 +72,29 @@ def run(
     config.override_mode(mode)
     devices.override_default(device)
     watching = session.begin()
-    clock = _EpochClock(watching)
+    libraries = _observe_libraries() if mode == config.Mode.OBSERVE else None
+    clocks = [_EpochClock(watching.observe), *([_EpochClock(libraries.epoch)] if libraries is not None else [])]
     code = _run_to_its_end(program)
     if session.active() is not watching:  # a forked child that came to the end of the program: its parent reports
         return code
-    clock.stop()
+    for clock in clocks:
+        clock.stop()
     gc.collect()  # what only a cycle holds is nobody's, and is released
     findings = watching.finish()
+    if libraries is not None:
+        findings += libraries.finish()
     session.end()
     code = _conclude(findings, report, code, leaks, error_exitcode, suppressions)
     session.exiting()
     return code
+
+
+def _observe_libraries() -> Observed:
+    """Watch the own pools of all known libraries, with call stacks, from their import on."""
+    from streampool import _observe
+
+    _observe.observe(stacks=True)
+    return _observe.Observed()
 
 
 def _run_to_its_end(program: Program) -> int:

@@ -29,6 +29,7 @@ _LIBRARIES = (
     "rich",
     "click",
     "jsonschema",
+    "nvidia-ml-py",
     "torch",
     "cupy",
 )
@@ -68,7 +69,11 @@ def command(as_json: bool) -> None:
 
 def examine() -> dict[str, Any]:
     """Give what can be found out, as plain data. ``broken`` lists what should work and does not."""
+    from streampool.cli import _doctor_metrics
+
     broken: list[str] = []
+    devices = {"cuda": _devices("cuda", broken), "sim": _devices("sim", broken)}
+    usable = [device["name"] for found in devices.values() if not isinstance(found, str) for device in found]
     return {
         "streampool": streampool.__version__,
         "python": platform.python_version(),
@@ -78,7 +83,7 @@ def examine() -> dict[str, Any]:
         "stacks": _core.stack_walker(),
         "memory_regions": _core.memory_regions_tool() or "a tool that takes memory regions is attached",
         "libraries": {name: found for name in _LIBRARIES if (found := _version(name)) is not None},
-        "devices": {"cuda": _devices("cuda", broken), "sim": _devices("sim", broken)},
+        "devices": devices,
         "limits": {name: _limit(path) for name, (path, _) in _LIMITS.items()},
         "environment": {config.ENVIRONMENT: _environment(broken)},
         "options": [
@@ -87,6 +92,7 @@ def examine() -> dict[str, Any]:
         ],
         "modes": _core.presets(),
         "debug_memory": {mode: lines for mode in _core.presets() if (lines := _debug_memory(mode))},
+        "metrics": _doctor_metrics.examine(usable, broken),
         "broken": broken,
     }
 
@@ -172,6 +178,7 @@ def _print(facts: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from streampool.cli import _doctor_metrics
     from streampool.cli._common import console
 
     out = console()
@@ -226,6 +233,9 @@ def _print(facts: dict[str, Any]) -> None:
         out.print(f"{name}: {'unknown' if value is None else value} ({_LIMITS[name][1]})", markup=False, soft_wrap=True)
     if facts["environment"][config.ENVIRONMENT]:
         out.print(f"{config.ENVIRONMENT}={facts['environment'][config.ENVIRONMENT]}", markup=False, soft_wrap=True)
+    out.print()
+    for line in _doctor_metrics.lines(facts["metrics"]):
+        out.print(line, markup=False, soft_wrap=True)
     out.print()
 
     for mode, lines in facts["debug_memory"].items():

@@ -27,6 +27,7 @@ Examples:
   streampool run --mode debug --report out.json -m package.module ARG
   streampool run --mode debug pytest tests/
   streampool run --metrics-port 9466 serve.py
+  streampool run --mode observe train.py    (what PyTorch's and CuPy's own pools hold)
 
 \b
 Exit codes:

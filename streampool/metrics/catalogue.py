@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["CATALOGUE", "DEVICE", "POOL", "PREFIX", "PROCESS", "Metric", "Type", "find"]
+__all__ = ["CATALOGUE", "DEVICE", "LIBRARY", "POOL", "PREFIX", "PROCESS", "Metric", "Type", "find"]
 
 PREFIX = "streampool_"
 
 # What a series is about, as labels. A device is a word such as "cuda:0" or "sim:0"; a pool's name is one of at most 32
 # a device, else "_other"; kind is "device", "pinned" or "managed".
 POOL = ("device", "pool", "kind")
+LIBRARY = ("library", "device", "kind")  # another library's own pool that is observed: "torch", "cupy"
 DEVICE = ("device",)
 PROCESS = ()
 
@@ -42,11 +43,11 @@ class Metric:
     type, unit, help
         ``unit`` is ``"bytes"``, ``"seconds"`` or empty; ``help`` is one sentence for the operator.
     scope
-        `POOL`, `DEVICE` or `PROCESS`: the labels of each series, before those of `words`.
+        `POOL`, `LIBRARY`, `DEVICE` or `PROCESS`: the labels of each series, before those of `words`.
     label, words
         One more label of a closed set: word -> columns of the core that are added up
-        (`streampool._core.pulse_columns`); for metrics without such a label, ``{"": (columns...)}``. Empty: the reading
-        computes it (`_reading`).
+        (`streampool._core.pulse_columns`); for metrics without such a label, ``{"": (columns...)}``. Empty, or words
+        without columns: the reading computes it (`_reading`).
     absent
         When there is no series. An absent series means "cannot be known", 0 means "none".
     facts
@@ -98,6 +99,15 @@ def _split(name: str, help: str, label: str, words: dict[str, tuple[str, ...]], 
     return Metric(name, kind, unit, help, label=label, words=words, **more)  # type: ignore[arg-type]
 
 
+def _among(name: str, help: str, label: str, words: tuple[str, ...], **more: object) -> Metric:
+    return _split(name, help, label, dict.fromkeys(words, ()), **more)
+
+
+def _library(name: str, unit: str, help: str, **more: object) -> Metric:
+    kind = Type.COUNTER if name.endswith("_total") else Type.GAUGE
+    return Metric(name, kind, unit, help, scope=LIBRARY, **more)  # type: ignore[arg-type]
+
+
 CATALOGUE: tuple[Metric, ...] = (
     # -- what the pools hold: used + guard + quarantined + pending + cached = reserved ---------------------------------
     _gauge("used_bytes", "bytes", "Memory of live blocks, rounded up to what they take.", "requested", "rounding"),
@@ -124,7 +134,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "bytes",
         "How much can still be allocated before an out-of-memory error: what is free or pending here, plus what limit "
         "and device still give. Of several pools on one device each may use the device's rest, so do not add them up.",
-        absent="pinned and managed memory without a limit",
+        absent="pinned and managed memory without a limit, without the sampling thread",
     ),
     _gauge("largest_free_block_bytes", "bytes", "The largest piece of free memory in one place.", "largest_free"),
     _gauge("live_allocations", "", "Blocks that are allocated and not freed.", "live_blocks"),
@@ -159,6 +169,19 @@ CATALOGUE: tuple[Metric, ...] = (
         "suspected_leak_bytes",
         "bytes",
         "How much those call sites grew in the last hour.",
+        absent="as streampool_suspected_leaks",
+    ),
+    _gauge(
+        "left_over_sites",
+        "",
+        "Call sites that free nine of ten of what they allocate and hold blocks older than an hour, as of the last "
+        "look; /debug/holders names them.",
+        absent="as streampool_suspected_leaks",
+    ),
+    _gauge(
+        "left_over_bytes",
+        "bytes",
+        "What they hold that is older than an hour; estimated from the sampled allocations.",
         absent="as streampool_suspected_leaks",
     ),
     # -- what happens --------------------------------------------------------------------------------------------------
@@ -244,6 +267,57 @@ CATALOGUE: tuple[Metric, ...] = (
         "sample_bytes), without bias; else exact.",
         absent="mode off, and pools with sample_bytes=0 and no call stacks",
     ),
+    # -- other libraries' own pools: used + pending + cached = reserved ------------------------------------------------
+    _library("library_used_bytes", "bytes", "Memory of live blocks in the library's own pool, rounded as it does."),
+    _library("library_requested_bytes", "bytes", "Memory of its live blocks as it was asked for.", absent="cupy"),
+    _library("library_pending_bytes", "bytes", "Memory that is freed and that other streams may still use."),
+    _library("library_cached_bytes", "bytes", "Free memory that the library keeps for later."),
+    _library(
+        "library_reserved_bytes", "bytes", "Memory that the library holds from the driver; others see it as used."
+    ),
+    _library(
+        "library_reserved_peak_bytes",
+        "bytes",
+        "Highest library_reserved_bytes, since the program last reset it.",
+        absent="cupy",
+    ),
+    _library(
+        "library_headroom_bytes",
+        "bytes",
+        "How much the library can still allocate before an out-of-memory error: what it keeps free or pending, plus "
+        "what its own limit and the device still give. Others may use the device's rest, so do not add them up.",
+    ),
+    _library("library_live_allocations", "", "Blocks that are allocated and not freed.", absent="cupy"),
+    _library("library_free_blocks", "", "Free blocks that the library keeps.", absent="torch"),
+    _library(
+        "library_allocations_total",
+        "",
+        "Allocations from the library's pool, since the program last reset its statistics.",
+        absent="cupy",
+    ),
+    _library(
+        "library_allocation_failures_total", "", "Out-of-memory errors of the library.", absent="cupy, pinned memory"
+    ),
+    _library(
+        "library_growth_refusals_total",
+        "",
+        "Times that the driver gave no memory, and the library gave back what it kept and asked again.",
+        absent="cupy, pinned memory",
+    ),
+    _library(
+        "library_suspected_leaks",
+        "",
+        "Call sites whose live bytes rose in each quarter of the last hour, as of the last look; /debug/holders names "
+        "them. Where the library keeps no call stacks, a size of blocks or the whole pool is a site.",
+        absent="before the first look",
+    ),
+    _library(
+        "library_suspected_leak_bytes",
+        "bytes",
+        "How much those call sites grew in the last hour.",
+        absent="as streampool_library_suspected_leaks",
+    ),
+    _library("library_sample_timestamp_seconds", "seconds", "When the library was last looked at, in Unix time."),
     # -- devices -------------------------------------------------------------------------------------------------------
     Metric(
         "driver_call_duration_seconds",
@@ -274,7 +348,25 @@ CATALOGUE: tuple[Metric, ...] = (
         "",
         "What the device is: 1. Join on uuid with other exporters, never on the ordinal.",
         scope=DEVICE,
-        facts=("uuid", "pci_bus_id", "name", "driver"),
+        facts=("uuid", "gpu_uuid", "gpu_instance", "pci_bus_id", "name", "driver"),
+    ),
+    _among(
+        "process_device_bytes",
+        "Device memory that this process holds, whoever in it allocated it, as of the last sample. process: the "
+        "driver's own figure for it; device: all that is in use there, by other processes too: a ceiling.",
+        "basis",
+        ("process", "device"),
+        scope=DEVICE,
+        absent="without the sampling thread; one of the two words at a time",
+    ),
+    _among(
+        "outside_bytes",
+        "What of process_device_bytes is in no pool, ours or an observed library's: CUDA contexts, kernels, libraries "
+        "that are not observed.",
+        "basis",
+        ("process", "device"),
+        scope=DEVICE,
+        absent="as streampool_process_device_bytes",
     ),
     # -- the process and the exporter itself -------------------------------------------------------------------------
     Metric("build_info", Type.INFO, "", "The running version: 1.", scope=PROCESS, facts=("version",)),
@@ -282,6 +374,13 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("collect_duration_seconds", "seconds", "How long the last reading of the numbers took.", scope=PROCESS),
     _counter("collect_failures_total", "", "Readings that failed.", scope=PROCESS),
     _counter("device_sample_failures_total", "", "Samples of the devices' free memory that failed.", scope=PROCESS),
+    _among(
+        "library_sample_failures_total",
+        "Times that an observed library could not be read.",
+        "library",
+        ("cupy", "torch"),
+        scope=PROCESS,
+    ),
     _counter("events_dropped_total", "", "Events of the log that found no room, or no reader.", scope=PROCESS),
     _counter(
         "unnamed_pools_total",

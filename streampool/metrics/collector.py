@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric as Family
 
-__all__ = ["Collector", "families", "register"]
+__all__ = ["MULTIPROCESS", "Collector", "families", "register"]
 
-_MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Collector:
@@ -70,9 +70,9 @@ def register(registry: CollectorRegistry | None = None, *, sample_devices: bool 
     """
     from prometheus_client import REGISTRY
 
-    if _MULTIPROCESS in os.environ:
+    if MULTIPROCESS in os.environ:
         warnings.warn(
-            f"{_MULTIPROCESS} is set: prometheus-client's multi-process mode takes no collectors, so streampool's "
+            f"{MULTIPROCESS} is set: prometheus-client's multi-process mode takes no collectors, so streampool's "
             f"metrics would be missing there, or those of whichever process answers. Give each process a port of its "
             f"own instead: streampool.metrics.start_server(0), with a file_sd folder for Prometheus "
             f"(docs/monitoring.md, 'Many processes')",

@@ -7,18 +7,18 @@ exact. A thread looks once a minute, so that the page can say what has changed; 
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from streampool import _core, logs
+from streampool import _core, _fork, _observe, logs
+from streampool._observe._model import intern
 from streampool._sizes import format_size
 from streampool.faults import Frame, default_resolve, user_frames
 
-__all__ = ["History", "Holder", "PoolHolders", "Suspects", "history", "read"]
+__all__ = ["LIBRARY", "History", "Holder", "PoolHolders", "Suspects", "history", "read"]
 
 _EPOCH = 60.0  # seconds between two looks
 _EPOCHS = 61  # so many are remembered: an hour
@@ -26,17 +26,25 @@ _QUARTER = 15  # epochs
 _SITES = 100  # of a pool, in an epoch
 _SHOWN = 20  # on the page, of a pool
 _FRAMES = 12  # of a stack
+_SAMPLES = 20  # of a line, before it is judged by age
+_FREED = 0.9  # of what a line allocates: then what is old is left over
 
 PoolName = tuple[str, str, str]  # device, name, kind
+LIBRARY = "library:"  # before the name of an observed library, where names of pools stand
 _Seen = tuple[int, dict[int, int]]  # sample bytes, and the bytes of each stack
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """How many call sites of a pool look like leaks, and by how many bytes they grew in the last hour."""
+    """How many call sites of a pool look like leaks, and by how many bytes they grew in the last hour.
+
+    ``aged_sites`` free most of what they allocate, and hold ``aged_bytes`` that are older than an hour.
+    """
 
     sites: int = 0
     bytes: int = 0
+    aged_sites: int = 0
+    aged_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,8 @@ class Holder:
     """What the live blocks of one call stack hold; estimates where allocations are sampled.
 
     ``allocated_bytes`` and ``allocated_blocks`` are of all its allocations so far, 0 where they are not sampled.
-    ``grown`` is how many more bytes it holds than ``since`` seconds ago.
+    ``grown`` is how many more bytes it holds than ``since`` seconds ago. ``oldest`` is the age of its oldest block in
+    seconds, where blocks are sampled from the first look at it on; ``aged_bytes`` are those older than an hour.
     """
 
     bytes: int
@@ -52,8 +61,31 @@ class Holder:
     stack: int
     allocated_bytes: int = 0
     allocated_blocks: int = 0
+    oldest: float = 0.0
+    aged_bytes: int = 0
     grown: int = 0
     since: float = 0.0
+
+    def together(self, other: Holder) -> Holder:
+        """Give what two pools of one name hold from the same call stack."""
+        return Holder(
+            self.bytes + other.bytes,
+            self.blocks + other.blocks,
+            self.stack,
+            self.allocated_bytes + other.allocated_bytes,
+            self.allocated_blocks + other.allocated_blocks,
+            max(self.oldest, other.oldest),
+            self.aged_bytes + other.aged_bytes,
+        )
+
+    def is_left_over(self, sample_bytes: int) -> bool:
+        """Whether it looks like blocks that were forgotten: old ones, of a line that frees nine of ten.
+
+        Of lines that were sampled twenty times or more; where allocations are not sampled nothing is known.
+        """
+        freed = self.allocated_bytes - self.bytes
+        known = sample_bytes > 0 and self.allocated_bytes >= _SAMPLES * sample_bytes
+        return known and self.aged_bytes > 0 and freed >= _FREED * self.allocated_bytes
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -63,7 +95,10 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PoolHolders:
-    """The holders of all pools of one device, name and kind. ``sample_bytes`` 0: the numbers are exact."""
+    """The holders of all pools of one device, name and kind. ``sample_bytes`` 0: the numbers are exact.
+
+    Of an observed library's pool ``pool`` is ``LIBRARY`` and the library's name.
+    """
 
     device: str
     pool: str
@@ -72,30 +107,37 @@ class PoolHolders:
     holders: list[Holder]
 
     @property
+    def title(self) -> str:
+        """How texts name the pool."""
+        library = self.pool.removeprefix(LIBRARY)
+        what = f"pool {self.pool!r}" if library == self.pool else f"{library}'s own pool, observed"
+        return f"{what}, {self.kind} memory of {self.device}"
+
+    @property
     def name(self) -> PoolName:
         """Device, pool and kind."""
         return self.device, self.pool, self.kind
 
 
-def read() -> list[PoolHolders]:
+def read(*, in_background: bool = False) -> list[PoolHolders]:
     """Look at all pools now, those that hold most first. Looks at every live block, so not in a hot loop."""
-    found: dict[PoolName, tuple[int, dict[int, list[int]]]] = {}
+    found: dict[PoolName, tuple[int, dict[int, Holder]]] = {}
+
+    def add(sums: dict[int, Holder], holder: Holder) -> None:
+        known = sums.get(holder.stack)
+        sums[holder.stack] = holder if known is None else known.together(holder)
+
     for device, pool, kind, sampled, held in _core.read_holders():
         before, sums = found.setdefault((device, pool, kind), (0, {}))
-        for size, blocks, stack, allocated, made in held:
-            sums[stack] = [
-                a + b for a, b in zip(sums.get(stack, [0] * 4), (size, blocks, allocated, made), strict=True)
-            ]
+        for row in held:
+            add(sums, Holder(*row))
         found[device, pool, kind] = max(before, sampled), sums
+    for (device, library, kind), live in _observe.blocks(in_background=in_background).items():
+        sums = found.setdefault((device, LIBRARY + library, kind), (0, {}))[1]
+        for block in live:
+            add(sums, Holder(block.size, 1, block.stack or intern([Frame("", 0, block.tag)])))
     return [
-        PoolHolders(
-            *name,
-            sampled,
-            sorted(
-                (Holder(size, blocks, stack, *made) for stack, (size, blocks, *made) in sums.items()),
-                key=lambda holder: -holder.bytes,
-            ),
-        )
+        PoolHolders(*name, sampled, sorted(sums.values(), key=lambda holder: -holder.bytes))
         for name, (sampled, sums) in found.items()
     ]
 
@@ -111,7 +153,7 @@ class History:
 
     def __init__(self, clock: Callable[[], float | None] | None = None) -> None:
         self._clock = clock or _now
-        self._lock = threading.Lock()
+        self._lock = _fork.lock()
         self._epochs: deque[tuple[float, dict[PoolName, _Seen]]] = deque(maxlen=_EPOCHS)
         self._suspects: dict[PoolName, Suspects] = {}
 
@@ -121,40 +163,50 @@ class History:
         if now is None:
             return
         with self._lock:
+            if self._epochs and now < self._epochs[-1][0]:  # another clock: a simulated device came or went
+                self._epochs.clear()
             if self._epochs and now - self._epochs[-1][0] < _EPOCH:
                 return
+        pools = read(in_background=True)
         seen = {
-            pool.name: (pool.sample_bytes, {held.stack: held.bytes for held in pool.holders[:_SITES]})
-            for pool in read()
+            pool.name: (pool.sample_bytes, {held.stack: held.bytes for held in pool.holders[:_SITES]}) for pool in pools
+        }
+        left_over = {
+            pool.name: [held.aged_bytes for held in pool.holders if held.is_left_over(pool.sample_bytes)]
+            for pool in pools
         }
         with self._lock:
             self._epochs.append((now, seen))
-            before, self._suspects = self._suspects, self._suspect()
+            before, self._suspects = self._suspects, self._suspect(left_over)
             after = self._suspects
         for name, found in after.items():
-            if found.sites > before.get(name, Suspects()).sites:
-                device, pool, kind = name
-                logs.emit(
-                    "leak.suspected",
-                    device=device, pool=pool, memory_kind=kind, at=time.time(), sites=found.sites, bytes=found.bytes,
-                )  # fmt: skip
+            known = before.get(name, Suspects())
+            for word, sites, earlier, size in (
+                ("leak.suspected", found.sites, known.sites, found.bytes),
+                ("leak.left_over", found.aged_sites, known.aged_sites, found.aged_bytes),
+            ):
+                if sites > earlier:
+                    device, pool, kind = name
+                    logs.emit(word, device=device, pool=pool, memory_kind=kind, at=time.time(), sites=sites, bytes=size)
 
     def suspects(self) -> dict[PoolName, Suspects]:
         """Give, for each pool seen at the last look, the call sites that look like leaks; nothing is looked at here.
 
-        A site is one whose least of each quarter of the last hour is above the least of the quarter before, and which
-        has grown by more than chance can make of the samples (four standard deviations).
+        By growth a site is one whose least of each quarter of the last hour is above the least of the quarter before,
+        and which has grown by more than chance can make of the samples (four standard deviations). By age it is one
+        with blocks older than an hour, though it frees nine of ten of what it allocates.
         """
         with self._lock:
             return dict(self._suspects)
 
-    def _suspect(self) -> dict[PoolName, Suspects]:
-        """Judge the epochs. With the lock held."""
+    def _suspect(self, left_over: dict[PoolName, list[int]]) -> dict[PoolName, Suspects]:
+        """Judge the epochs by growth; `left_over` was judged by age. With the lock held."""
         epochs = [seen for _, seen in self._epochs]
         found = {}
         for name, (sampled, last) in epochs[-1].items():
+            by_age = len(left_over[name]), sum(left_over[name])
             if len(epochs) < _EPOCHS:
-                found[name] = Suspects()
+                found[name] = Suspects(0, 0, *by_age)
                 continue
             sites, grown = 0, 0
             for stack, size in last.items():
@@ -165,7 +217,7 @@ class History:
                 if rises and least[-1] - least[0] > chance:
                     sites += 1
                     grown += least[-1] - least[0]
-            found[name] = Suspects(sites, grown)
+            found[name] = Suspects(sites, grown, *by_age)
         return found
 
     def now(self) -> list[PoolHolders]:
@@ -177,18 +229,15 @@ class History:
         for pool in read():
             known = before.get(pool.name)
             held = [
-                Holder(
-                    holder.bytes,
-                    holder.blocks,
-                    holder.stack,
-                    holder.allocated_bytes,
-                    holder.allocated_blocks,
-                    holder.bytes - known[1].get(holder.stack, 0) if known is not None else 0,
-                    now - begin,
+                replace(
+                    holder,
+                    grown=holder.bytes - known[1].get(holder.stack, 0) if known is not None else 0,
+                    since=now - begin,
                 )
                 for holder in pool.holders
             ]
-            held.sort(key=lambda holder: (-max(holder.grown, 0), -holder.bytes))
+            left = pool.sample_bytes
+            held.sort(key=lambda h: (-max(h.grown, 0), not h.is_left_over(left), -h.bytes))
             out.append(PoolHolders(*pool.name, pool.sample_bytes, held))
         return out
 
@@ -198,37 +247,48 @@ class History:
         parts = [_HEAD if found else "No pool is open in this process.\n"]
         for pool in found:
             exact = f"estimates from one sample in {format_size(pool.sample_bytes)}" if pool.sample_bytes else "exact"
-            parts.append(f"\n== pool {pool.pool!r}, {pool.kind} memory of {pool.device}: {exact}\n")
+            parts.append(f"\n== {pool.title}: {exact}\n")
             holders = [holder for holder in pool.holders if holder.bytes or holder.blocks]
             if not holders:
                 parts.append("nothing is held\n")
-            parts += [_entry(holder) for holder in holders[:_SHOWN]]
+            parts += [_entry(holder, pool.sample_bytes) for holder in holders[:_SHOWN]]
             if len(holders) > _SHOWN:
                 parts.append(f"\n... and {len(holders) - _SHOWN} more call sites\n")
         return "".join(parts)
 
 
 _HEAD = """Which lines of the program hold the pools' memory; those that hold more and more come first.
-A line that only grows is a leak, or a cache without a bound.
+A line that only grows is a leak, or a cache without a bound. Old blocks of a line that frees most of its blocks may be
+left over from work that ended.
 """
 
 
 def _now() -> float | None:
-    """Give the time on the clock that pools go by, also a simulated one; None while there is no pool."""
-    return max((device[4] for device in _core.read_pulse()[1] if device[4] >= 0), default=None)
+    """Give the time on the clock that pools go by, also a simulated one; None while there is nothing to look at."""
+    own = max((device[4] for device in _core.read_pulse()[1] if device[4] >= 0), default=None)
+    # CUDA's devices go by the same clock.
+    return time.monotonic() if own is None and _observe.observed() else own
 
 
-def _entry(holder: Holder) -> str:
+def _entry(holder: Holder, sample_bytes: int) -> str:
     minutes = holder.since / 60
     change = ""
     if minutes >= 1:
         sign = "+" if holder.grown >= 0 else "-"
         change = f", {sign}{format_size(abs(holder.grown))} in {minutes:.0f} min"
-    text = f"\n{format_size(holder.bytes)} in {holder.blocks:,} blocks{change}\n"
+    age = f", the oldest {holder.oldest / 3600:.1f} h old" if holder.oldest >= 360 else ""
+    text = f"\n{format_size(holder.bytes)} in {holder.blocks:,} blocks{change}{age}\n"
+    if holder.is_left_over(sample_bytes):
+        aged = format_size(holder.aged_bytes)
+        text += f"    left over? {aged} are older than an hour, and this line frees most of its blocks\n"
     frames = holder.frames[:_FRAMES]
     if not frames:
         return text + "    (no call stack: allocated from C or C++)\n"
-    return text + "".join(f"    {frame.file}:{frame.line} in {frame.function}\n" for frame in frames)
+    return text + "".join(f"    {_place(frame)}\n" for frame in frames)
+
+
+def _place(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line} in {frame.function}" if frame.file else frame.function
 
 
 history = History()

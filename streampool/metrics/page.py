@@ -6,9 +6,9 @@ The same bytes as ``prometheus_client.generate_latest`` makes of a `Collector`, 
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
+from streampool import _fork
 from streampool.metrics import _reading
 from streampool.metrics._text import number_text
 from streampool.metrics.catalogue import CATALOGUE, Metric, Type
@@ -19,18 +19,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Series:
-    """The lines of one metric for one subject: their beginnings stay, values are written when they change."""
+    """The lines of one computed metric for one subject: their beginnings stay, values are written when they change."""
 
-    __slots__ = ("_begins", "_lines", "_text", "_values")
+    __slots__ = ("_begins", "_lines", "_values", "text")
 
-    def __init__(self, metric: Metric, names: tuple[str, ...], subject: Any) -> None:
-        facts = _reading.facts_of(metric, subject) if metric.facts else ()
-        self._begins = [
-            _begins(metric, (*names, *((word,) if metric.label else ()), *facts)) for word in _reading.words_of(metric)
-        ]
-        self._values: list[_reading.Value] = [None] * len(self._begins)
-        self._lines = [""] * len(self._begins)
-        self._text = ""
+    def __init__(self, begins: list[list[str]]) -> None:
+        self._begins = begins
+        self._values: list[_reading.Value] = [None] * len(begins)
+        self._lines = [""] * len(begins)
+        self.text = ""
 
     def update(self, values: list[_reading.Value]) -> str:
         before = self._values
@@ -39,18 +36,89 @@ class _Series:
                 if value != before[i]:
                     self._lines[i] = "" if value is None else _lines(self._begins[i], value)
             self._values = values
-            self._text = "".join(self._lines)
-        return self._text
+            self.text = "".join(self._lines)
+        return self.text
+
+
+class _Row:
+    """The lines of one pool's row: the columns as they were written last, and which lines each column is in."""
+
+    __slots__ = ("lines_of", "values")
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self.lines_of: dict[int, list[tuple[int, str, tuple[int, ...]]]] = {}  # where, how it begins, its columns
+
+    def add(self, at: int, begin: str, columns: tuple[int, ...]) -> None:
+        for column in columns:
+            self.lines_of.setdefault(column, []).append((at, begin, columns))
+
+    def update(self, values: list[int], parts: list[str]) -> None:
+        before = self.values
+        if values == before:
+            return
+        for column, lines in self.lines_of.items():
+            if not before or values[column] != before[column]:
+                for at, begin, columns in lines:
+                    parts[at] = f"{begin}{number_text()(sum([values[i] for i in columns]))}\n"
+        self.values = values
+
+
+class _Layout:
+    """A page for one set of subjects: which line stands where. It is made anew when subjects come or go."""
+
+    def __init__(self, reading: _reading.Reading) -> None:
+        self.parts: list[str] = []
+        self._rows = [_Row() for _ in reading.rows]
+        self._computed: list[tuple[Metric, list[tuple[int, _Series]]]] = []
+        row_of = {id(row): at for row, at in zip(reading.rows, self._rows, strict=True)}
+        for metric in CATALOGUE:
+            self.parts.append(_head(metric))
+            columns = _reading.columns_of(metric)
+            entries: list[tuple[int, _Series]] = []
+            for names, subject in _reading.subjects(metric, reading):
+                facts = _reading.facts_of(metric, subject) if metric.facts else ()
+                begins = [
+                    _begins(metric, (*names, *((word,) if metric.label else ()), *facts))
+                    for word in _reading.words_of(metric)
+                ]
+                if not columns:
+                    entries.append((len(self.parts), _Series(begins)))
+                    self.parts.append("")
+                for begin, of in zip(begins, columns, strict=False):
+                    row_of[id(subject)].add(len(self.parts), begin[0], of)
+                    self.parts.append("")
+            if not columns:
+                self._computed.append((metric, entries))
+
+    def text(self, reading: _reading.Reading) -> str:
+        """Give the page of a reading of the same subjects."""
+        parts = self.parts
+        for row, at in zip(reading.rows, self._rows, strict=True):
+            at.update(row.values, parts)
+        subjects: dict[tuple[object, bool], list[tuple[tuple[str, ...], Any]]] = {}
+        for metric, entries in self._computed:
+            sort = (metric.scope, metric.type is Type.GAUGE)
+            if sort not in subjects:
+                subjects[sort] = _reading.subjects(metric, reading)
+            try:
+                for (slot, series), (_, subject) in zip(entries, subjects[sort], strict=True):
+                    parts[slot] = series.update(_reading.values_of(metric, subject, reading))
+            except Exception:  # one metric must not take the page with it
+                _reading.failed(reading)
+                for slot, _ in entries:
+                    parts[slot] = ""
+        return "".join(parts)
 
 
 class Page:
     """Renders pages. Safe from several threads: one page is made at a time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = _fork.lock()
         self._pid = os.getpid()
-        self._heads = [_head(metric) for metric in CATALOGUE]
-        self._series: list[dict[tuple[str, ...], _Series]] = [{} for _ in CATALOGUE]
+        self._subjects: object = None
+        self._layout: _Layout | None = None
 
     def render(self) -> bytes:
         """Read the numbers and give the page."""
@@ -58,29 +126,13 @@ class Page:
 
     def render_reading(self, reading: _reading.Reading) -> bytes:
         """Give the page of a reading."""
-        if self._pid != os.getpid():  # forked: whoever had the lock is not here to let go of it
-            self._lock, self._pid = threading.Lock(), os.getpid()
+        if self._pid != os.getpid():  # forked, perhaps in the middle of a page
+            self._pid, self._layout = os.getpid(), None
+        subjects = _reading.all_subjects(reading)
         with self._lock:
-            out: list[str] = []
-            for metric, head, known in zip(CATALOGUE, self._heads, self._series, strict=True):
-                out.append(head)
-                try:
-                    self._render(metric, known, reading, out)
-                except Exception:
-                    _reading.failed(reading)
-            return "".join(out).encode()
-
-    def _render(
-        self, metric: Metric, known: dict[tuple[str, ...], _Series], reading: _reading.Reading, out: list[str]
-    ) -> None:
-        subjects = _reading.subjects(metric, reading)
-        if metric.facts or len(known) > 2 * len(subjects) + 16:
-            known.clear()  # facts are part of the lines, and may have become known; subjects that are gone are let go
-        for names, subject in subjects:
-            series = known.get(names)
-            if series is None:
-                series = known[names] = _Series(metric, names, subject)
-            out.append(series.update(_reading.values_of(metric, subject, reading)))
+            if self._layout is None or self._subjects != subjects:
+                self._layout, self._subjects = _Layout(reading), subjects
+            return self._layout.text(reading).encode()
 
 
 def _head(metric: Metric) -> str:

@@ -23,6 +23,7 @@
 #include <shared_mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "../debug/debugger.hpp"
@@ -92,6 +93,12 @@ enum class Path : std::uint8_t {
 };
 inline constexpr std::size_t kPathCount = static_cast<std::size_t>(Path::count_);
 std::span<const char* const> path_words();
+
+// One piece of free memory: anybody's, its own stream's at once, or nobody's before queued work is done.
+struct FreePiece {
+  Bytes bytes = 0;
+  const char* reuse = "";  // "any_stream", "own_stream", "waiting"
+};
 
 struct Stats {
   // in_use + rounding + guards + quarantined + pending + cached = reserved whenever the pool is quiet (R19)
@@ -179,6 +186,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   PulseRow pulse();
   void look();
   std::vector<Holder> holders();
+  // The largest pieces of free memory, largest first; without the slots of slabs and what quick lists keep.
+  std::vector<FreePiece> free_pieces(std::size_t most);
   CheckReport check(double timeout);
   std::vector<debug::BlockFacts> live_blocks();
   static bool live(const BlockRef& block) {
@@ -596,6 +605,14 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   };
   std::mutex sites_mutex_;
   std::map<debug::StackId, Site> sites_;
+  // When a look first saw each live sampled block: those have no time of their own. One looks at a time.
+  struct FirstSeen {
+    std::uint32_t generation = 0;
+    double at = 0;  // on the device's clock
+  };
+  std::mutex look_mutex_;
+  std::unordered_map<const BlockRecord*, FirstSeen> first_seen_;
+  double first_seen(const BlockRecord& record, double now, std::unordered_map<const BlockRecord*, FirstSeen>& next);
   static constexpr double kWindow = 60;  // seconds
   std::mutex window_mutex_;
   double window_began_ = 0;

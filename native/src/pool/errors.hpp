@@ -41,7 +41,10 @@ struct Holder {
   debug::StackId stack = 0;
   Bytes allocated_bytes = 0;  // of all its allocations so far; counted where call stacks are sampled
   std::uint64_t allocated_blocks = 0;
+  double oldest = 0;  // the age of its oldest live block in seconds, from the first look at it on where it has no time
+  Bytes aged_bytes = 0;  // of those older than kAged seconds
 };
+inline constexpr double kAged = 3600;
 
 // The fields of an out-of-memory error, all in bytes. `device_free` is 0 with `device_known` false when the query
 // failed too.

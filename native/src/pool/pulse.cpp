@@ -65,6 +65,11 @@ observe::EventRing& events() {
   return *ring;
 }
 
+observe::EventTail& last_events() {
+  static auto* tail = new observe::EventTail;
+  return *tail;
+}
+
 void Core::tell(observe::EventKind kind, std::uint64_t number, std::uint64_t more, std::string_view reason) const {
   observe::Event event;
   event.kind = kind;
@@ -76,6 +81,7 @@ void Core::tell(observe::EventKind kind, std::uint64_t number, std::uint64_t mor
   event.more = more;
   event.at = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   events().push(event);
+  last_events().push(event);
 }
 
 const std::vector<ColumnInfo>& columns() {

@@ -15,6 +15,7 @@
 #include "../base/types.hpp"
 #include "../driver/call_times.hpp"
 #include "../observe/event_ring.hpp"
+#include "../observe/event_tail.hpp"
 #include "../observe/size_histogram.hpp"
 #include "errors.hpp"
 
@@ -108,6 +109,8 @@ bool sample_devices();
 
 // What happened to pools, for logs (observe/event_ring.hpp). Leaked on purpose (R22).
 observe::EventRing& events();
+// The last of them, whether or not logs took them. Leaked too.
+observe::EventTail& last_events();
 
 // A pool's place in the pulse, from its making to its end.
 void pulse_begin(Core& core);

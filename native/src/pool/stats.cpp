@@ -121,4 +121,32 @@ std::string Core::audit() {
   return {};
 }
 
+std::vector<FreePiece> Core::free_pieces(std::size_t most) {
+  drain();
+  std::vector<FreePiece> all;
+  const auto larger = [](const FreePiece& a, const FreePiece& b) { return a.bytes > b.bytes; };
+  const auto add = [&](const placement::FreeIndex& index, const char* reuse) {
+    index.for_each([&](const placement::Extent* extent) {
+      all.push_back({extent->size, reuse});
+      // A heap whose root is the smallest of the largest so far.
+      std::push_heap(all.begin(), all.end(), larger);
+      if (all.size() <= most) return;
+      std::pop_heap(all.begin(), all.end(), larger);
+      all.pop_back();
+    });
+  };
+  {
+    std::lock_guard lock(extent_lock_);
+    add(common_, "any_stream");
+    add(mixed_, "waiting");
+  }
+  const bool strict = host_visible(kind_) && !options_.stream_ordered;  // then nobody may take what is not complete
+  streams_.for_each([&](Heap& heap) {
+    std::lock_guard lock(extent_lock_);
+    add(heap.extents, heap.stream.idle() ? "any_stream" : strict ? "waiting" : "own_stream");
+  });
+  std::sort_heap(all.begin(), all.end(), larger);
+  return all;
+}
+
 }  // namespace streampool::pool
