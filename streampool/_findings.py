@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from streampool import _core
+from streampool import _core, _referrers
 from streampool.leaks import Epochs
 
 __all__ = ["PoolFindings", "Session"]
@@ -31,6 +31,14 @@ class PoolFindings:
     options: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what could not be found out, and why
     epochs: Epochs = field(default_factory=Epochs)  # what tells a growing call site from a full one
+    chains: dict[int, tuple[str, ...]] = field(default_factory=dict)  # who holds some of the live blocks
+    ended_at: float | None = None  # seconds of the device's clock
+
+    @classmethod
+    def of(cls, pool: _core.Pool) -> PoolFindings:
+        """Say which pool it is."""
+        mode = pool.options.get("mode", "")
+        return cls(name=pool.name, kind=pool.kind, device=pool.driver.name, mode=mode, options=pool.options)
 
     def observe(self, pool: _core.Pool) -> None:
         """End an epoch: note what each call site of a tracked pool holds now."""
@@ -46,13 +54,21 @@ class PoolFindings:
         if self.ended == "alive" and not pool.is_closed:
             self.ended = ended
             self.live_blocks = self._ask("live blocks", lambda: _core.Pool.live_blocks(pool)) or []
+            self.ended_at = self._ask("clock", lambda: pool.driver.now())
+            if ended != "collected":  # that may be in any thread, in the middle of a collection
+                wanted = _referrers.some_serials(self.live_blocks)
+                self.chains = self._ask("holders", lambda: _referrers.chains(pool, wanted)) or {}
             checked = self._ask("last check", lambda: _core.Pool.check(pool, timeout))
             self.not_checked = (checked or {}).get("not_checked", [])
         found: list[dict[str, Any]] = self._ask("faults", lambda: _core.Pool.take_faults(pool)) or []
         self.faults += found
+        self.count(pool)
+        return found
+
+    def count(self, pool: _core.Pool) -> None:
+        """Take the pool's counters."""
         self.debug_totals = self._ask("totals", lambda: _core.Pool.debug_totals(pool)) or self.debug_totals
         self.stats = self._ask("counters", lambda: _core.Pool.stats(pool)) or self.stats
-        return found
 
     def _ask(self, what: str, call: Callable[[], Any]) -> Any:
         try:
@@ -72,13 +88,7 @@ class Session:
 
     def watch(self, pool: _core.Pool) -> PoolFindings:
         """Take a new pool in. The pool keeps its findings itself: weak references go before finalizers run."""
-        findings = PoolFindings(
-            name=pool.name,
-            kind=pool.kind,
-            device=pool.driver.name,
-            mode=pool.options.get("mode", ""),
-            options=pool.options,
-        )
+        findings = PoolFindings.of(pool)
         self._findings.append(findings)
         self._alive.add(pool)
         return findings

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streampool.faults import BlockFacts, Candidate, Fault, Frame
+from streampool.faults import BlockFacts, Candidate, Fault, Frame, page_of
 from streampool.leaks import Leak, LeakClass
 from streampool.suppressions import suggest
 
@@ -72,6 +72,8 @@ def fault_to_dict(fault: Fault) -> dict[str, Any]:
         "scopes": list(fault.scopes),
         "candidates": [{"block": _block_to_dict(c.block), "why": c.why} for c in fault.candidates],
         "note": fault.note,
+        "count": fault.count,
+        "page": fault.page,
     }
 
 
@@ -98,13 +100,14 @@ def leak_to_dict(leak: Leak) -> dict[str, Any]:
         "class": str(leak.leak_class),
         "sentence": leak.sentence,
         "suppression": suggest(leak.leak_class, leak.allocated_at, leak.tag),
+        "page": page_of(leak.leak_class),
         **{name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()},
         "allocated_at": _frames_to_list(leak.allocated_at),
     }
 
 
 def leak_from_dict(plain: Mapping[str, Any]) -> Leak:
-    values = {name: plain[name] for name in Leak.__dataclass_fields__ if name != "leak_class"}
-    values |= {name: tuple(values[name]) for name in ("tags", "serials", "growth")}
+    values = {name: plain[name] for name in Leak.__dataclass_fields__ if name in plain}
+    values |= {name: tuple(values[name]) for name in values if isinstance(values[name], list)}
     values["allocated_at"] = _frames_from_list(plain["allocated_at"])
     return Leak(leak_class=LeakClass(plain["class"]), **values)

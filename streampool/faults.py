@@ -22,6 +22,7 @@ __all__ = [
     "Resolve",
     "byte_count",
     "default_resolve",
+    "page_of",
     "user_frames",
 ]
 
@@ -31,6 +32,11 @@ Resolve = Callable[[int], Sequence[tuple[str, int, str]]]
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _RUNNER = os.path.join(_PACKAGE, "cli") + os.sep
 _TOKEN_FRAMES = 3
+
+
+def page_of(word: str) -> str:
+    """Give the page of a kind of fault, or of a class of leaks."""
+    return f"docs/faults/{word}.md"
 
 
 class FaultKind(StrEnum):
@@ -52,6 +58,11 @@ class FaultKind(StrEnum):
     def meaning(self) -> str:
         """One sentence, as in the native table."""
         return _MEANINGS[self]
+
+    @property
+    def page(self) -> str:
+        """Where the documentation explains it, with "is the pool wrong?"."""
+        return page_of(self)
 
     @property
     def at_the_call(self) -> bool:
@@ -229,6 +240,7 @@ class Fault:
     note: str = ""
     pool: str = ""
     device: str = ""
+    count: int = 1  # itself, and those that followed it from the same lines and were not kept (option max_repeats)
 
     @classmethod
     def from_dict(
@@ -275,6 +287,7 @@ class Fault:
             note=facts.get("note") or "",
             pool=pool,
             device=device,
+            count=int(facts.get("count", 1)),
         )
 
     def __str__(self) -> str:
@@ -296,6 +309,11 @@ class Fault:
         """Every stack of the fault and its block, without the neighbours'."""
         of_block = () if self.block is None else (self.block.allocated_at, self.block.freed_at)
         return (self.at, *of_block)
+
+    @property
+    def page(self) -> str:
+        """Where the documentation explains its kind."""
+        return self.kind.page
 
     @property
     def tag(self) -> str:

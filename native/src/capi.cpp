@@ -3,6 +3,7 @@
 #include <streampool/streampool.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -36,6 +37,9 @@ struct sp_device {
 
 struct sp_pool {
   std::shared_ptr<pool::Core> core;
+  std::mutex fault_lock{};  // of the two below: not held while the function runs
+  sp_fault_function on_fault = nullptr;
+  void* on_fault_user = nullptr;
 };
 
 namespace {
@@ -100,7 +104,8 @@ sp_status status_of(pool::Errc code) {
 sp_status finish(pool::Errc code, pool::Failure& failure) {
   if (code == pool::Errc::ok) return SP_OK;
   return fail(failure.lost ? SP_ERROR_DEVICE_LOST : status_of(code),
-              failure.text.empty() ? std::string(pool::errc_word(code)) : std::move(failure.text));
+              (failure.text.empty() ? std::string(pool::errc_word(code)) : std::move(failure.text)) +
+                  pool::see_page(code));
 }
 
 sp_status finish(const driver::Status& status) {
@@ -164,19 +169,81 @@ streampool::debug::StackId stack_of_call(const pool::Core& core) {
   return streampool::debug::capture(core.options().stack_depth, core.options().native_depth);
 }
 
-// With on_fault=raise: the faults that were found and not yet told.
-sp_status untold_faults(pool::Core& core) {
-  if (!core.options().raise_on_fault) return SP_OK;
+// What happened, in one line.
+std::string line_of(const streampool::debug::Fault& fault) {
+  const std::string word(streampool::debug::fault_word(fault.kind));
+  std::string text = word + ", " + std::string(streampool::debug::fault_meaning(fault.kind)) + ", at " +
+                     pool::hex(fault.address);
+  if (fault.bad_bytes != 0) text += " to " + pool::hex(fault.last);
+  if (fault.block)
+    text += ", block of " + std::to_string(fault.block->size) + " bytes at " + pool::hex(fault.block->address);
+  if (fault.count > 1) text += ", " + std::to_string(fault.count) + " times";
+  return text + " (docs/faults/" + word + ".md)";
+}
+
+sp_status raise_faults(const std::vector<streampool::debug::Fault>& faults) {
+  const std::string many = std::to_string(faults.size()) + " faults were found; the first: ";
+  return fail(SP_ERROR_FAULT, (faults.size() == 1 ? "1 fault was found: " : many) + line_of(faults.front()));
+}
+
+void call_back(sp_pool& handle, sp_fault_function function, void* user,
+               const std::vector<streampool::debug::Fault>& faults) {
+  for (const auto& fault : faults) {
+    const std::string line = line_of(fault);
+    sp_fault_t told{};
+    told.struct_size = sizeof told;
+    told.kind = streampool::debug::fault_word(fault.kind).data();
+    told.text = line.c_str();
+    told.note = fault.note.c_str();
+    told.number = fault.number;
+    told.count = fault.count;
+    told.first = fault.address;
+    told.last = fault.last;
+    told.bad_bytes = fault.bad_bytes;
+    if (fault.block) {
+      told.block = fault.block->address;
+      told.block_size = fault.block->size;
+      told.block_serial = fault.block->serial;
+    }
+    function(&handle, &told, user);
+  }
+}
+
+[[noreturn]] void abort_for(pool::Core& core, const std::vector<streampool::debug::Fault>& faults) {
+  for (const auto& fault : faults) {
+    std::fprintf(stderr, "streampool: pool '%s' on %s: %s\n", core.name().c_str(),
+                 std::string(core.driver().name()).c_str(), line_of(fault).c_str());
+    if (!fault.note.empty()) std::fprintf(stderr, "streampool: note: %s\n", fault.note.c_str());
+  }
+  std::fputs("streampool: aborting (on_fault=abort)\n", stderr);
+  std::fflush(stderr);
+  std::abort();
+}
+
+// Does with the faults that were found and not yet told what option on_fault says.
+sp_status tell_faults(sp_pool& handle) {
+  using OnFault = pool::Options::OnFault;
+  pool::Core& core = *handle.core;
+  if (!core.must_tell()) return SP_OK;
+  const OnFault what = core.options().on_fault;
+  sp_fault_function function = nullptr;
+  void* user = nullptr;
+  if (what == OnFault::callback) {
+    const std::lock_guard lock(handle.fault_lock);
+    function = handle.on_fault;
+    user = handle.on_fault_user;
+    if (function == nullptr) return SP_OK;  // they are kept until there is one
+  }
+  thread_local const sp_pool* telling = nullptr;
+  if (telling == &handle) return SP_OK;  // from inside the function: when it has returned
   const auto faults = core.take_faults();
   if (faults.empty()) return SP_OK;
-  const auto& first = faults.front();
-  std::string text =
-      std::to_string(faults.size()) + (faults.size() == 1 ? " fault was found: " : " faults were found; the first: ");
-  text += std::string(streampool::debug::fault_word(first.kind)) + ", " +
-          std::string(streampool::debug::fault_meaning(first.kind)) + ", at " + pool::hex(first.address);
-  if (first.block)
-    text += ", block of " + std::to_string(first.block->size) + " bytes at " + pool::hex(first.block->address);
-  return fail(SP_ERROR_FAULT, std::move(text));
+  if (what == OnFault::raise) return raise_faults(faults);
+  if (what == OnFault::abort) abort_for(core, faults);
+  const sp_pool* const outer = std::exchange(telling, &handle);
+  call_back(handle, function, user, faults);
+  telling = outer;
+  return SP_OK;
 }
 
 sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHandle> stream,
@@ -188,7 +255,10 @@ sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHan
   request.stream = stream;
   request.size = size;
   if (handle->core->debugging()) request.stack = stack_of_call(*handle->core);
-  return finish(handle->core->free(address(ptr), request, &failure), failure);
+  const sp_status status = finish(handle->core->free(address(ptr), request, &failure), failure);
+  // Who asked for an error has one already.
+  if (status != SP_OK && handle->core->options().on_fault != pool::Options::OnFault::raise) tell_faults(*handle);
+  return status;
 }
 
 // The full calls, kept apart so that the fast paths in front of them need no stack frame for theirs.
@@ -198,7 +268,7 @@ sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHan
     if (pool == nullptr) return null_argument("pool");
     if (out == nullptr) return null_argument("out");
     pool::Core& core = *pool->core;
-    if (const sp_status status = untold_faults(core); status != SP_OK) return status;
+    if (const sp_status status = tell_faults(*pool); status != SP_OK) return status;
     pool::AllocRequest request;
     request.size = size;
     request.alignment = alignment != 0 ? alignment : streampool::kMinAlignment;
@@ -319,7 +389,8 @@ sp_status sp_pool_create(sp_device* device, const char* kind, const char* name, 
     pool::Failure failure;
     auto core = pool::Core::create(device->driver, *wanted, name != nullptr ? name : "default", settings, &failure);
     if (!core) return finish(failure.code, failure);
-    *out = new sp_pool{std::move(core)};
+    *out = new sp_pool;
+    (*out)->core = std::move(core);
     return SP_OK;
   });
 }
@@ -328,7 +399,7 @@ sp_status sp_pool_close(sp_pool* pool) {
   return guarded([&] {
     if (pool == nullptr) return null_argument("pool");
     pool->core->close();
-    return untold_faults(*pool->core);
+    return tell_faults(*pool);
   });
 }
 
@@ -448,7 +519,19 @@ sp_status sp_check(sp_pool* pool, double timeout, uint64_t* faults) {
     if (faults != nullptr) *faults = report.result.faults;
     pool::Failure failure;
     if (report.errc != pool::Errc::ok) return finish(report.errc, failure);
-    return untold_faults(*pool->core);
+    return tell_faults(*pool);
+  });
+}
+
+sp_status sp_set_fault_function(sp_pool* pool, sp_fault_function function, void* user) {
+  return guarded([&] {
+    if (pool == nullptr) return null_argument("pool");
+    if (function != nullptr && pool->core->options().on_fault != pool::Options::OnFault::callback)
+      return fail(SP_ERROR_INVALID_ARGUMENT, "the pool calls no function: make it with option on_fault=callback");
+    const std::lock_guard lock(pool->fault_lock);
+    pool->on_fault = function;
+    pool->on_fault_user = user;
+    return SP_OK;
   });
 }
 
