@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streampool import _core, _referrers
 from streampool.leaks import Epochs
+
+if TYPE_CHECKING:
+    from streampool.sim import Access, Race
 
 __all__ = ["PoolFindings", "Session"]
 
@@ -85,6 +89,7 @@ class Session:
         self.pid = os.getpid()
         self._findings: list[PoolFindings] = []
         self._alive: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
+        self._races: list[Race] = []
 
     def watch(self, pool: _core.Pool) -> PoolFindings:
         """Take a new pool in. The pool keeps its findings itself: weak references go before finalizers run."""
@@ -92,6 +97,10 @@ class Session:
         self._findings.append(findings)
         self._alive.add(pool)
         return findings
+
+    def note_races(self, races: Sequence[Race]) -> None:
+        """Keep races that the simulated device found, whoever asked for them."""
+        self._races += races
 
     def observe(self) -> None:
         """End an epoch in every pool that is alive."""
@@ -106,4 +115,38 @@ class Session:
             findings = getattr(pool, "_findings", None)
             if findings is not None:
                 findings.gather(pool, "at exit", timeout=10.0)
+        if (sim := sys.modules.get("streampool.sim")) is not None:
+            sim.races()  # those that nobody asked for yet
+        for race in self._races:
+            self._file(race)
+        self._races.clear()
         return list(self._findings)
+
+    def _file(self, race: Race) -> None:
+        """Put a race with the pool whose live block it is in, else with the newest pool of its device."""
+        of_device = [findings for findings in self._findings if findings.device == race.device]
+        for findings in of_device:
+            for block in findings.live_blocks:
+                if block["address"] <= race.address < block["address"] + max(1, block["size"]):
+                    findings.faults.append(_race_facts(race, block))
+                    return
+        if of_device:
+            of_device[-1].faults.append(_race_facts(race, None))
+
+
+def _race_facts(race: Race, block: dict[str, Any] | None) -> dict[str, Any]:
+    """Give a race as the core gives other faults."""
+
+    def side(access: Access) -> str:
+        return f"{'write' if access.write else 'read'} by {access.label or 'work'} on {access.stream_name}"
+
+    return {
+        "kind": "race",
+        "block": block,
+        "address": race.address,
+        "last": race.address + race.size - 1,
+        "at": race.second.stack_id,
+        "other_at": race.first.stack_id,
+        "note": f"{side(race.second)} is not ordered with the {side(race.first)} that was queued before it",
+        "count": race.count,
+    }

@@ -1,4 +1,4 @@
-"""What a call does that is told of a fault (option ``on_fault``): nothing, an error, the end of the process, a function.
+"""What a call does that is told of a fault (option ``on_fault``): nothing, an error, the process's end, a function.
 
 The core asks for it before a call of a pool with something to tell (`_core._fault_hook`); `check` and `close` ask
 themselves.
@@ -31,7 +31,7 @@ def tell(pool: Pool, found: Sequence[dict[str, Any]] = ()) -> None:
     pools = _telling.__dict__.setdefault("pools", set())
     if id(pool) in pools:  # from inside the function: when it has returned
         return
-    untold, pool._untold = pool._untold, []
+    untold, pool._untold = pool._untold, ()
     waiting = [*untold, *found, *pool.take_faults()]
     if not waiting:
         return

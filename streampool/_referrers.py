@@ -1,4 +1,4 @@
-"""Who holds a buffer: the chain of Python objects from something that lives by itself (a module, a frame, a class) to it.
+"""Who holds a buffer: the chain of Python objects from something that lives by itself, as a module does, to it.
 
 Found with ``gc.get_referrers``, which looks at every object, so the number of looks is bounded. Only the names of keys
 and attributes are said, never a value of the program's, and no code of the program runs.
@@ -85,9 +85,7 @@ def _locals_of_frames() -> dict[int, str]:
     return words
 
 
-def _chain(
-    buffer: object, frames: Mapping[int, str], looks: int, ours: set[int]
-) -> tuple[tuple[str, ...], int]:
+def _chain(buffer: object, frames: Mapping[int, str], looks: int, ours: set[int]) -> tuple[tuple[str, ...], int]:
     """Search outwards, nearest holders first; gives the chain, and how many looks are left. `ours`: what we hold by."""
     waiting: deque[tuple[object, tuple[str, ...]]] = deque([(buffer, ())])
     seen = {id(buffer), id(waiting), *ours}
@@ -114,7 +112,7 @@ def _chain(
 
 
 def _is_ours(holder: object, waiting: Iterable[object]) -> bool:
-    """The search's own frames, and what they hold."""
+    """Say whether it is one of the search's own frames, or of its queue."""
     if isinstance(holder, FrameType):
         return holder.f_code.co_filename.startswith((_OURS, "<frozen "))
     return isinstance(holder, tuple) and any(one is holder for one in waiting)  # an entry of the queue

@@ -20,9 +20,23 @@ from streampool.suppressions import suggest
 __all__ = ["COLORS", "render"]
 
 COLORS = {
-    "light": {"back": "#ffffff", "text": "#1b1f24", "quiet": "#57606a", "link": "#0550ae", "bad": "#a40e26", "good": "#116329"},
-    "dark": {"back": "#0d1117", "text": "#e6edf3", "quiet": "#9da7b3", "link": "#79c0ff", "bad": "#ff9492", "good": "#7ee787"},
-}  # fmt: skip
+    "light": {
+        "back": "#ffffff",
+        "text": "#1b1f24",
+        "quiet": "#57606a",
+        "link": "#0550ae",
+        "bad": "#a40e26",
+        "good": "#116329",
+    },
+    "dark": {
+        "back": "#0d1117",
+        "text": "#e6edf3",
+        "quiet": "#9da7b3",
+        "link": "#79c0ff",
+        "bad": "#ff9492",
+        "good": "#7ee787",
+    },
+}
 """The page's colours in both schemes; each text colour is told from the background by 4.5 to 1 or more."""
 
 _STYLE = """
@@ -42,7 +56,7 @@ code, pre { font-family: ui-monospace, monospace; font-size: .9rem; }
 pre { overflow-x: auto; margin: 0; }
 .bad { color: var(--bad); }
 .good { color: var(--good); }
-.quiet { color: var(--quiet); }
+.quiet { color: var(--quiet); margin: 0; }
 table { border-collapse: collapse; }
 caption { text-align: left; font-weight: bold; padding-bottom: .25rem; }
 th, td { text-align: left; padding: .15rem 1rem .15rem 0; border-bottom: 1px solid var(--quiet); vertical-align: top; }
@@ -96,7 +110,9 @@ def render(report: Report) -> str:
 # -- pieces -----------------------------------------------------------------------------------------------------------
 def _text(value: object) -> str:
     """Make anything text of the page. What no text may hold in HTML is shown as an escape."""
-    plain = "".join(c if c in "\t\n" or (c.isprintable() or c.isspace()) and ord(c) >= 32 else ascii(c)[1:-1] for c in str(value))
+    plain = "".join(
+        c if c in "\t\n" or ((c.isprintable() or c.isspace()) and ord(c) >= 32) else ascii(c)[1:-1] for c in str(value)
+    )
     return escape(plain, quote=True)
 
 
@@ -160,6 +176,8 @@ def _fault(group: Sequence[Fault], number: int, of: int) -> str:
     rows = [("where", _text(words.where(group))), ("note", _text(fault.note)), ("bytes", _bytes(fault))]
     if fault.at:
         rows.append(("called at", _stack(fault.at)))
+    if fault.other_at:
+        rows.append(("other use at", _stack(fault.other_at)))
     if fault.block is not None:
         rows += _block(fault.block)
     rows += [
@@ -196,7 +214,8 @@ def _bytes(fault: Fault) -> str:
     if not rows:
         return ""
     looks = reads_as(fault)
-    said = f"{fault.bad_bytes:,} of them written{f'; they read as {looks}' if looks else ''}. A dot: untouched; hex: written"
+    reads = f"; they read as {looks}" if looks else ""
+    said = f"{fault.bad_bytes:,} of them written{reads}. A dot: untouched; hex: written"
     # It may be wider than the page: then it scrolls, by keyboard too.
     label = _text(f"Bytes of fault {fault.number}")
     return f'{_text(said)}.<pre tabindex="0" role="region" aria-label="{label}">{_text(chr(10).join(rows))}</pre>'
@@ -301,7 +320,7 @@ def _suppressions(report: Report) -> str:
 
 
 def _pages(report: Report, leaks: Sequence[Leak]) -> str:
-    """What the documentation says of the kinds that were found, so that the page answers by itself."""
+    """Give what the documentation says of the kinds that were found, so that the page answers by itself."""
     found = dict.fromkeys([*(str(f.kind) for f in report.faults), *(str(leak.leak_class) for leak in leaks)])
     parts = []
     for word in found:

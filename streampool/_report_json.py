@@ -72,6 +72,7 @@ def fault_to_dict(fault: Fault) -> dict[str, Any]:
         "scopes": list(fault.scopes),
         "candidates": [{"block": _block_to_dict(c.block), "why": c.why} for c in fault.candidates],
         "note": fault.note,
+        "other_at": _frames_to_list(fault.other_at),
         "count": fault.count,
         "page": fault.page,
     }
@@ -89,9 +90,10 @@ def fault_from_dict(plain: Mapping[str, Any]) -> Fault:
         for candidate in plain.get("candidates", ())
         if (block := _block_from_dict(candidate["block"])) is not None
     )
-    without = {**facts, **dict.fromkeys(blocks), "at": None, "candidates": None}
+    without = {**facts, **dict.fromkeys(blocks), "at": None, "other_at": None, "candidates": None}
     fault = Fault.from_dict(without, pool=plain["pool"], device=plain["device"])
-    return replace(fault, at=_frames_from_list(plain["at"]), candidates=candidates, **blocks)
+    at, other_at = (_frames_from_list(plain.get(name, ())) for name in ("at", "other_at"))
+    return replace(fault, at=at, other_at=other_at, candidates=candidates, **blocks)
 
 
 def leak_to_dict(leak: Leak) -> dict[str, Any]:

@@ -100,6 +100,8 @@ def _fault(page: _Page, group: Sequence[Fault], number: int, of: int) -> None:
     _bytes(page, fault)
     if fault.at:
         _stack(page, "called at", fault.at)
+    if fault.other_at:
+        _stack(page, "other use at", fault.other_at)
     if fault.block is not None:
         _block(page, fault.block)
     for side, other in (("below", fault.below), ("above", fault.above)):

@@ -91,7 +91,7 @@ def where(group: Sequence[Fault]) -> str:
 
 
 def block_facts(block: BlockFacts) -> str:
-    """Number, size, address, state, stream, and what else is particular."""
+    """Give number, size, address, state, stream, and what else is particular."""
     facts = [f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {state(block)}, stream {block.stream}"]
     if block.tag:
         facts.append(f"tag '{block.tag}'")
@@ -115,7 +115,7 @@ def when(thread: int, time: float) -> str:
 
 
 def neighbour(side: str, block: BlockFacts | None, other: BlockFacts) -> str:
-    """The block at one side (``"below"``, ``"above"``), and how far away."""
+    """Describe the block at one side (``"below"``, ``"above"``), and how far away."""
     place = f", allocated at {other.allocated_at[0]}" if other.allocated_at else ""
     apart = ""
     if block is not None:
@@ -138,14 +138,14 @@ def window(fault: Fault) -> str:
 
 
 def candidate(one: Candidate) -> str:
-    """A block that an illegal access may have been meant for."""
+    """Describe a block that an illegal access may have been meant for."""
     block = one.block
     place = f", allocated at {block.allocated_at[0]}" if block.allocated_at else ""
     return f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {state(block)}: {one.why}{place}"
 
 
 def next_for_fault(fault: Fault) -> str:
-    """What to do about it, and the page that explains it."""
+    """Say what to do about it, and the page that explains it."""
     return f"{_NEXT[fault.kind]} ({fault.page})"
 
 
@@ -174,13 +174,13 @@ def ages(leak: Leak) -> str:
 
 
 def next_for_leak(leak: Leak) -> str:
-    """What to do about it, and the page that explains it."""
+    """Say what to do about it, and the page that explains it."""
     return f"{_NEXT_LEAK[leak.leak_class]} ({page_of(leak.leak_class)})"
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
 def pool_line(pool: PoolFacts) -> str:
-    """A pool, its peak and its end."""
+    """Describe a pool, its peak and its end."""
     reserved = pool.stats.get("reserved_peak")
     peak = f", peak {byte_count(int(reserved))} reserved" if reserved else ""
     ended = f", {pool.ended}" if pool.ended and pool.ended != "alive" else ""
@@ -188,7 +188,7 @@ def pool_line(pool: PoolFacts) -> str:
 
 
 def covered(coverage: Coverage) -> str:
-    """What the findings are drawn from."""
+    """Say what the findings are drawn from."""
     return (
         f"{plural(coverage.pools, 'pool')}; {plural(coverage.blocks_allocated, 'block')} allocated, "
         f"{coverage.blocks_freed:,} freed; {plural(coverage.blocks_checked, 'block verification')} "

@@ -240,6 +240,7 @@ class Fault:
     note: str = ""
     pool: str = ""
     device: str = ""
+    other_at: tuple[Frame, ...] = ()  # of a race: where the earlier of the two uses was queued
     count: int = 1  # itself, and those that followed it from the same lines and were not kept (option max_repeats)
 
     @classmethod
@@ -287,6 +288,7 @@ class Fault:
             note=facts.get("note") or "",
             pool=pool,
             device=device,
+            other_at=_stack(facts.get("other_at"), resolve),
             count=int(facts.get("count", 1)),
         )
 
@@ -308,7 +310,7 @@ class Fault:
     def stacks(self) -> tuple[tuple[Frame, ...], ...]:
         """Every stack of the fault and its block, without the neighbours'."""
         of_block = () if self.block is None else (self.block.allocated_at, self.block.freed_at)
-        return (self.at, *of_block)
+        return (self.at, *of_block, self.other_at)
 
     @property
     def page(self) -> str:
@@ -359,6 +361,10 @@ def _in_freed(fault: Fault, block: BlockFacts) -> str:
 
 def _sentence(fault: Fault) -> str:
     block, kind = fault.block, fault.kind
+    if kind is FaultKind.RACE:
+        size = byte_count(fault.last - fault.address + 1)
+        inside = "" if block is None else f", {byte_count(fault.address - block.address)} into a {block.size}-byte block"
+        return f"two uses of {size} at {fault.address:#x}{inside}, that nothing orders"
     if block is None:
         return f"free of {fault.address:#x}, which no pool owns" if kind is FaultKind.FOREIGN_FREE else kind.meaning
     a_block = f"a {block.size}-byte block"
@@ -382,7 +388,5 @@ def _sentence(fault: Fault) -> str:
             return f"{kind.meaning}; the likeliest block is {a_block} at {block.address:#x}"
         case FaultKind.TRAMPLED_RECORD:
             return f"the pool's record of {a_block} at {block.address:#x} was overwritten in host memory"
-        case FaultKind.RACE:
-            return f"two uses of {a_block} at {block.address:#x} that nothing orders"
         case _:
             return f"{kind.meaning}: {fault.address:#x}"

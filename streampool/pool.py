@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -87,8 +87,9 @@ class Pool(_core.Pool):
         The pool's name in reports and metrics.
     on_fault
         What happens when a fault is found: ``"report"`` (it is kept for `faults` and the report), ``"raise"``
-        (``FaultError``), ``"abort"`` (the report of it goes to standard error, and the process ends by ``SIGABRT``), or a
-        function, which is called with each `faults.Fault`: see `set_fault_callback`. None is what the other options say.
+        (``FaultError``), ``"abort"`` (the report of it goes to standard error, and the process ends by ``SIGABRT``),
+        or a function, which is called with each `faults.Fault`: see `set_fault_callback`. None: as the other options
+        say.
     **options
         Any option of the table: ``streampool doctor`` or ``STREAMPOOL_OPTIONS=help=1`` lists them.
 
@@ -102,7 +103,7 @@ class Pool(_core.Pool):
 
     _own_epochs: Epochs | None = None  # where no session keeps them
     _fault_callback: Callable[[Fault], object] | None = None
-    _untold: list[dict[str, Any]] = []  # faults that the function is still to be told of: replaced, never changed
+    _untold: Sequence[dict[str, Any]] = ()  # faults that the function is still to be told of
     _findings: PoolFindings | None  # what `streampool run` will say of this pool; None: nobody watches
 
     def __init__(
@@ -180,10 +181,10 @@ class Pool(_core.Pool):
         """Have `callback` called with each fault, on a pool whose ``on_fault`` is a function or ``"callback"``.
 
         It runs on the thread whose call is told of the fault, before that call does anything: the pool's next
-        ``allocate``, ``allocate_raw``, ``free_raw`` or `check`, `close`, and a wrong free itself, after it was refused. No
-        lock is held: it may use the pool, and what is found meanwhile is told when it has returned. Two threads may be in
-        it at once. What it raises comes out of that call; the faults that it was then not told of are told with the next
-        one, at the latest by `check` or `close`.
+        ``allocate``, ``allocate_raw``, ``free_raw``; `check` and `close`; and a wrong free itself, after it was
+        refused. No lock is held: it may use the pool, and what is found meanwhile is told when it has returned. Two
+        threads may be in it at once. What it raises comes out of that call; the faults that it was then not told of
+        are told with the next one, at the latest by `check` or `close`.
 
         Parameters
         ----------
@@ -217,8 +218,8 @@ class Pool(_core.Pool):
     def expect_no_leaks(self) -> Iterator[None]:
         """Have every block that is allocated inside freed by the end: else raise.
 
-        Reference cycles are collected first. Blocks from before, and what other pools hold, do not count. Other threads'
-        blocks do, where they use this pool meanwhile. An exception of the body goes out as it is.
+        Reference cycles are collected first. Blocks from before, and what other pools hold, do not count. Blocks of
+        other threads do, where these use this pool meanwhile. An exception of the body goes out as it is.
 
         Raises
         ------

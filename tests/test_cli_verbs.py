@@ -175,9 +175,7 @@ def test_the_rules_that_a_report_suggests_suppress_all_of_it(saved: Path) -> Non
     assert "unused rules  underrun:nobody" in text.stdout
     page = CliRunner().invoke(cli, ["report", str(saved), "--format", "html", "--suppressions", str(known)])
     assert "0: unused" in page.stdout
-    nothing = CliRunner().invoke(
-        cli, ["report", str(saved), "--format", "suppressions", "--suppressions", str(known)]
-    )
+    nothing = CliRunner().invoke(cli, ["report", str(saved), "--format", "suppressions", "--suppressions", str(known)])
     assert nothing.stdout == "# nothing was found that counts\n"
 
 

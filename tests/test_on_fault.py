@@ -333,7 +333,8 @@ def test_a_function_in_c_is_told_with_all_that_its_struct_says() -> None:
     assert pool.free(other + 8) != 0
     assert b"(docs/faults/interior_free.md)" in pool.lib.sp_last_error()
     assert [fault["kind"] for fault in told] == [b"overrun", b"interior_free"]
-    assert b"inside" in told[1]["text"] and b"not the start" in told[1]["note"]
+    assert b"inside" in told[1]["text"]
+    assert b"not the start" in told[1]["note"]
     assert pool.call(None) == 0
     assert pool.free(other) == 0
     assert pool.free(block) == 0

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_report import Found, block, fault, freed, report, written
 
 import streampool as sp
 from streampool._report_html import COLORS
 from streampool.faults import FaultKind, Frame
 from streampool.leaks import LeakClass, LeakPolicy
 from streampool.report import Report
-from test_report import Found, block, fault, freed, report, written
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

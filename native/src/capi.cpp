@@ -103,9 +103,9 @@ sp_status status_of(pool::Errc code) {
 
 sp_status finish(pool::Errc code, pool::Failure& failure) {
   if (code == pool::Errc::ok) return SP_OK;
-  return fail(failure.lost ? SP_ERROR_DEVICE_LOST : status_of(code),
-              (failure.text.empty() ? std::string(pool::errc_word(code)) : std::move(failure.text)) +
-                  pool::see_page(code));
+  return fail(
+      failure.lost ? SP_ERROR_DEVICE_LOST : status_of(code),
+      (failure.text.empty() ? std::string(pool::errc_word(code)) : std::move(failure.text)) + pool::see_page(code));
 }
 
 sp_status finish(const driver::Status& status) {
@@ -172,8 +172,8 @@ streampool::debug::StackId stack_of_call(const pool::Core& core) {
 // What happened, in one line.
 std::string line_of(const streampool::debug::Fault& fault) {
   const std::string word(streampool::debug::fault_word(fault.kind));
-  std::string text = word + ", " + std::string(streampool::debug::fault_meaning(fault.kind)) + ", at " +
-                     pool::hex(fault.address);
+  std::string text =
+      word + ", " + std::string(streampool::debug::fault_meaning(fault.kind)) + ", at " + pool::hex(fault.address);
   if (fault.bad_bytes != 0) text += " to " + pool::hex(fault.last);
   if (fault.block)
     text += ", block of " + std::to_string(fault.block->size) + " bytes at " + pool::hex(fault.block->address);

@@ -49,9 +49,7 @@ Exit codes: 0 it was printed, 2 wrong use, or a file that is no whole report."""
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it here and not to standard output."
 )
 @click.option("-f", "--force", is_flag=True, help="Overwrite the output where it exists.")
-def command(
-    file: Path, form: str, as_json: bool, suppressions: Path | None, output: Path | None, force: bool
-) -> None:
+def command(file: Path, form: str, as_json: bool, suppressions: Path | None, output: Path | None, force: bool) -> None:
     """Print the saved report in FILE, as `streampool run --report FILE.json` writes it.
 
     The page of HTML is one file without scripts. Text on a terminal is coloured, unless NO_COLOR is set.

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from pathlib import Path
+
 import click
 
 from streampool.cli._common import DEVICE, MODE, read_suppressions

@@ -75,8 +75,8 @@ struct Totals {
   std::uint64_t quarantined_blocks = 0;
   Bytes quarantined_bytes = 0;  // of waiting and held together, whole slots and extents
   std::uint64_t faults = 0;
-  std::uint64_t faults_dropped = 0;   // beyond max_faults
-  std::uint64_t faults_repeated = 0;  // beyond max_repeats: counted with a kept one
+  std::uint64_t faults_dropped = 0;            // beyond max_faults
+  std::uint64_t faults_repeated = 0;           // beyond max_repeats: counted with a kept one
   Bytes freed_bytes = 0, untouched_bytes = 0;  // of bodies at free: how much still held the pattern (a statistic)
 };
 

@@ -110,7 +110,7 @@ struct Debugger::Impl {
 
   // -- of everybody -----------------------------------------------------------------------------------------------
   void keep(Fault fault);
-  bool keep_or_count(Fault fault);  // with the mutex held; false: it is only counted
+  bool keep_or_count(Fault fault);           // with the mutex held; false: it is only counted
   Good good_of(std::uint64_t serial) const;  // with the mutex held
   bool is_unguarded(Address address) const;  // with the mutex held
 

@@ -90,7 +90,8 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"max_repeats", OptionType::integer, "10", "",
      "faults of one kind from the same lines kept in full; more are counted with the last of them; 0: any number"},
     {"on_fault", OptionType::choice, "report", "report|raise|abort|callback",
-     "what the call does that is told of a fault: the pool's next allocation or free, check() and close(); for abort and "
+     "what the call does that is told of a fault: the pool's next allocation or free, check() and close(); for abort "
+     "and "
      "callback also the wrong free itself"},
     {"leaks", OptionType::choice, "definite", "definite|all|off", "which leak classes count at the end of a run"},
     {"oom_retries", OptionType::integer, "3", "", "how often the out-of-memory callback may ask for another try"},
