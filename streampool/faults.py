@@ -363,9 +363,8 @@ def _sentence(fault: Fault) -> str:
     block, kind = fault.block, fault.kind
     if kind is FaultKind.RACE:
         size = byte_count(fault.last - fault.address + 1)
-        inside = (
-            "" if block is None else f", {byte_count(fault.address - block.address)} into a {block.size}-byte block"
-        )
+        into = 0 if block is None else fault.address - block.address
+        inside = "" if block is None else f", {byte_count(into)} into a {block.size}-byte block"
         return f"two uses of {size} at {fault.address:#x}{inside}, that nothing orders"
     if block is None:
         return f"free of {fault.address:#x}, which no pool owns" if kind is FaultKind.FOREIGN_FREE else kind.meaning

@@ -113,17 +113,19 @@ def page() -> str:
         if not cell.not_on_gpu:
             return "●"
         number = reasons.setdefault(cell.not_on_gpu, len(reasons) + 1)
-        return f"{'–' if cell.not_simulated else '○'} ({number})"
+        return f"{'·' if cell.not_simulated else '○'} ({number})"
 
     lines = [
         "# The fault matrix",
         "",
-        "Every kind of finding, planted in blocks of every kind of memory and of sizes where bounds lie. Each must be reported once, as the",
-        "right kind, with the right first and last byte and the right stacks.",
+        "Every kind of finding, planted in blocks of every kind of memory and of sizes where bounds lie. Each must be",
+        "reported once, as the right kind, with the right first and last byte and the right stacks.",
         "",
-        "● planted by simulated work in each run of the tests, and by a kernel where there is a GPU; ○ by simulated work only; – not at all.",
+        "● planted by simulated work in each run of the tests, and by a kernel where there is a GPU; ○ by simulated work",
+        "only; · not at all.",
         "",
-        f"{len(SIMULATED)} cells of {len(CELLS)} by simulated work, {len(ON_GPU)} on a GPU. Written by `python tests/fault_matrix.py`.",
+        f"{len(SIMULATED)} cells of {len(CELLS)} by simulated work, {len(ON_GPU)} on a GPU. Written by",
+        "`python tests/fault_matrix.py`.",
     ]
     for row, what in ROWS.items():
         lines += ["", f"**{row}**: {what}", "", f"| memory | {' | '.join(size.name for size in SIZES)} |"]

@@ -101,7 +101,7 @@ def assert_counted(pool: sp.Pool, blocks: dict[int, int]) -> None:
 @KINDS
 @pytest.mark.parametrize("mode", ["production", "debug"])
 def test_case_57_counters_are_those_of_the_blocks_at_every_step(sc: Scene, kind: str, mode: str) -> None:
-    """pytorch/pytorch#135726, #179380, NVIDIA/cub#328, cupy/cupy#3008, LLNL/Umpire#491: counters drift or go negative."""
+    """pytorch/pytorch#135726, #179380, NVIDIA/cub#328, cupy/cupy#3008, LLNL/Umpire#491: counters drift."""
     limit = 64 * MIB
     pool = sc.pool(kind=kind, mode=mode, limit=limit, quarantine_bytes="1MiB")
     s = sc.stream(pool)
@@ -302,7 +302,7 @@ def test_case_65_each_line_of_the_records_has_thread_stream_device_and_size(sc: 
 def test_case_66_every_configured_guard_byte_and_all_slack_is_checked_by_bytes(
     sc: Scene, kind: str, guard: int, size: int
 ) -> None:
-    """flashinfer-ai/flashinfer#5344, VulkanMemoryAllocator#69: margins that check nothing, and NaN that never compares."""
+    """flashinfer-ai/flashinfer#5344, VulkanMemoryAllocator#69: margins that check nothing, NaN that compares with nothing."""
     pool = sc.pool(kind=kind, mode="debug", guard_bytes=guard)
     s = sc.stream(pool)
     block = pool.allocate(size, stream=s)
