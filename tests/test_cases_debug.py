@@ -302,7 +302,7 @@ def test_case_65_each_line_of_the_records_has_thread_stream_device_and_size(sc: 
 def test_case_66_every_configured_guard_byte_and_all_slack_is_checked_by_bytes(
     sc: Scene, kind: str, guard: int, size: int
 ) -> None:
-    """flashinfer-ai/flashinfer#5344, VulkanMemoryAllocator#69: margins that check nothing, NaN that compares with nothing."""
+    """flashinfer-ai/flashinfer#5344, VulkanMemoryAllocator#69: margins that check nothing, NaN that equals nothing."""
     pool = sc.pool(kind=kind, mode="debug", guard_bytes=guard)
     s = sc.stream(pool)
     block = pool.allocate(size, stream=s)

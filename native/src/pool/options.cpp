@@ -82,8 +82,7 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"page_guard_records", OptionType::text, "", "",
      "a file for the records of such blocks, which outlives the process; empty: none"},
     {"nvtx_regions", OptionType::choice, "off", "off|auto|on",
-     "not finished, and crashes under compute-sanitizer 13.0: tell an attached tool where each block lies; segments "
-     "are "
+     "not shown to work on a GPU yet: tell an attached tool (compute-sanitizer) where each block lies; segments are "
      "driver allocations, and the tool checks instead of the pool. auto: in debug modes, under a sanitizer; without a "
      "tool nothing changes"},
     {"max_faults", OptionType::integer, "100", "", "faults kept in full; more are counted"},
