@@ -12,7 +12,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
-from types import CellType, FrameType, FunctionType, ModuleType
+from types import CellType, CoroutineType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 from streampool import _core
@@ -24,6 +24,7 @@ _GROUPS = 20  # of blocks, of each of which one is looked for
 _LOOKS = 300  # at all objects, for all blocks together
 _STEPS = 8  # of a chain
 _SHOWN = 40  # characters of a key
+_FRAME = {GeneratorType: "gi_frame", CoroutineType: "cr_frame"}
 
 
 def some_serials(blocks: Iterable[Mapping[str, Any]]) -> set[int]:
@@ -147,7 +148,10 @@ def _step(holder: object, held: object) -> str:
         return f"{index} of a {type(holder).__name__} of {len(holder):,}"
     if isinstance(holder, set | frozenset):
         return f"an item of a {type(holder).__name__} of {len(holder):,}"
-    if isinstance(holder, FrameType):  # of a function that ended: an exception's traceback, a generator
+    if isinstance(holder, GeneratorType | CoroutineType) and (frame := getattr(holder, _FRAME[type(holder)])):
+        name = next((name for name, value in frame.f_locals.items() if value is held), "a value")
+        return f"{name} in the {type(holder).__name__} {holder.__qualname__}"
+    if isinstance(holder, FrameType):  # of a function that ended, kept by an exception's traceback
         where = f"{os.path.basename(holder.f_code.co_filename)}:{holder.f_lineno}"
         name = next((name for name, value in holder.f_locals.items() if value is held), "a value")
         return f"{name} in the kept frame of {holder.f_code.co_qualname} ({where})"

@@ -40,6 +40,11 @@ def chain(pool: sp.Pool) -> tuple[str, ...]:
     return leak.held_by
 
 
+def _started(generator: Iterator[int]) -> Iterator[int]:
+    next(generator)
+    return generator
+
+
 # -- chains -----------------------------------------------------------------------------------------------------------
 def holders(buffer: sp.Buffer) -> dict[str, tuple[Any, list[str]]]:
     """Something that a module names and that holds the buffer, and the words of the steps to it."""
@@ -60,6 +65,10 @@ def holders(buffer: sp.Buffer) -> dict[str, tuple[Any, list[str]]]:
     def closure() -> object:
         return buffer
 
+    def generate() -> Iterator[int]:
+        kept = buffer
+        yield id(kept)
+
     return {
         "name": (buffer, []),
         "list": ([1, 2, buffer], ["[2] of a list of 3"]),
@@ -72,6 +81,7 @@ def holders(buffer: sp.Buffer) -> dict[str, tuple[Any, list[str]]]:
         "slots": (Slotted(buffer), [".kept of a"]),
         "closure": (closure, ["function", "an enclosing function"]),
         "class": (Keeps, []),
+        "generator": (_started(generate()), ["kept in the generator"]),
         "secret": ({("a", object()): buffer}, ["a key of type tuple"]),
     }
 

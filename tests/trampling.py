@@ -62,7 +62,7 @@ def _writable_maps() -> Iterator[tuple[int, int]]:
 
 
 def _touched(pages: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Give the parts of a map, each of at most 1 MiB, that somebody has touched: most of simulated memory nobody has."""
+    """Give the parts of a map, each of at most 1 MiB, that somebody has touched: most simulated memory nobody has."""
     entries = os.pread(pages.fileno(), 8 * ((end - begin) // _PAGE), 8 * (begin // _PAGE))
     there = np.flatnonzero(np.frombuffer(entries, np.uint64) & _THERE)
     for run in np.split(there, np.flatnonzero(np.diff(there) != 1) + 1) if there.size else ():
