@@ -79,8 +79,11 @@ def _locals_of_frames() -> dict[int, str]:
                 values = frame.f_locals
                 if values is not frame.f_globals:
                     words |= {id(value): f"{where}: {name}" for name, value in values.items()}
-                    if type(values) is dict and code.co_flags & inspect.CO_OPTIMIZED:
-                        values.clear()  # before 3.13 a copy that the frame keeps: it would hold what it names
+                    traced = frame.f_trace is not None or sys.gettrace() is not None
+                    if type(values) is dict and code.co_flags & inspect.CO_OPTIMIZED and not traced:
+                        # Before 3.13 a copy that the frame keeps, and that would hold what it names. Under a debugger
+                        # it is written back into the frame.
+                        values.clear()
             frame = frame.f_back
     del innermost, frame  # one of the frames is this one: no cycle is left behind
     return words

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -122,6 +122,30 @@ def test_a_frame_that_holds_a_buffer_is_named_with_its_variable(pool: sp.Pool) -
     assert root.endswith(": scores")
     del scores  # and the search left nothing behind that holds it
     assert len(pool.leaks()) == 0
+
+
+def test_under_a_debugger_the_search_leaves_variables_alone(pool: sp.Pool) -> None:
+    seen: list[object] = []
+
+    def step() -> object:
+        kept = object()
+        seen.append(kept)
+        marker = 1
+        return kept if marker else None
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if frame.f_code is step.__code__ and event == "line":
+            pool.leaks(chains=True)
+        return trace
+
+    held = pool.allocate(8)  # something to look for
+    sys.settrace(trace)
+    try:
+        result = step()
+    finally:
+        sys.settrace(None)
+    assert result is seen[0]
+    held.close()
 
 
 def test_a_view_that_holds_a_buffer_is_a_step_of_the_chain(pool: sp.Pool) -> None:
