@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
-from random_faults import PLANTED, RandomProgram
+from random_faults import PLANTED, RandomProgram, make_pool
 
 import streampool as sp
 
@@ -42,6 +43,42 @@ def test_a_clean_program_is_told_of_nothing(device: sp.sim.Device, operations: i
     assert totals["blocks_freed"] > operations // 4
     assert totals["blocks_checked"] > totals["blocks_freed"] - totals["page_guarded"]
     assert kind != "device" or totals["page_guarded"] > 0
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("operations", [3_000, pytest.param(200_000, marks=LONG)])
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+def test_clean_programs_of_several_threads_on_one_pool_are_told_of_nothing(operations: int, kind: str) -> None:
+    sp.sim.reset()
+    sp.sim.configure(scheduler="threads", memory="8GiB")
+    device = sp.Device("sim:0")
+    assert isinstance(device, sp.sim.Device)
+    pool = make_pool(device, kind, 0)
+    programs = [RandomProgram(device, seed, kind, pool) for seed in range(4)]
+    errors: list[BaseException] = []
+
+    def work(program: RandomProgram) -> None:
+        try:
+            program.run(operations)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(program,)) for program in programs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    sp.sim.settle()
+    pool.check()
+    assert pool.audit() == ""
+    pool.close()
+    assert [program.found for program in programs] == [{}] * 4
+    assert pool.take_faults() == []
+    assert device.races() == []
+    assert pool.debug_totals()["blocks_freed"] > operations
+    sp.sim.reset()
 
 
 @pytest.mark.timeout(1200)
