@@ -3,7 +3,6 @@
 #include <streampool/streampool.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "base/types.hpp"
+#include "capi_faults.hpp"
 #include "debug/capture.hpp"
 #include "debug/fault.hpp"
 #include "driver/driver.hpp"
@@ -37,9 +37,7 @@ struct sp_device {
 
 struct sp_pool {
   std::shared_ptr<pool::Core> core;
-  std::mutex fault_lock{};  // of the two below: not held while the function runs
-  sp_fault_function on_fault = nullptr;
-  void* on_fault_user = nullptr;
+  streampool::capi::FaultTeller faults{};
 };
 
 namespace {
@@ -169,81 +167,10 @@ streampool::debug::StackId stack_of_call(const pool::Core& core) {
   return streampool::debug::capture(core.options().stack_depth, core.options().native_depth);
 }
 
-// What happened, in one line.
-std::string line_of(const streampool::debug::Fault& fault) {
-  const std::string word(streampool::debug::fault_word(fault.kind));
-  std::string text =
-      word + ", " + std::string(streampool::debug::fault_meaning(fault.kind)) + ", at " + pool::hex(fault.address);
-  if (fault.bad_bytes != 0) text += " to " + pool::hex(fault.last);
-  if (fault.block)
-    text += ", block of " + std::to_string(fault.block->size) + " bytes at " + pool::hex(fault.block->address);
-  if (fault.count > 1) text += ", " + std::to_string(fault.count) + " times";
-  return text + " (docs/faults/" + word + ".md)";
-}
-
-sp_status raise_faults(const std::vector<streampool::debug::Fault>& faults) {
-  const std::string many = std::to_string(faults.size()) + " faults were found; the first: ";
-  return fail(SP_ERROR_FAULT, (faults.size() == 1 ? "1 fault was found: " : many) + line_of(faults.front()));
-}
-
-void call_back(sp_pool& handle, sp_fault_function function, void* user,
-               const std::vector<streampool::debug::Fault>& faults) {
-  for (const auto& fault : faults) {
-    const std::string line = line_of(fault);
-    sp_fault_t told{};
-    told.struct_size = sizeof told;
-    told.kind = streampool::debug::fault_word(fault.kind).data();
-    told.text = line.c_str();
-    told.note = fault.note.c_str();
-    told.number = fault.number;
-    told.count = fault.count;
-    told.first = fault.address;
-    told.last = fault.last;
-    told.bad_bytes = fault.bad_bytes;
-    if (fault.block) {
-      told.block = fault.block->address;
-      told.block_size = fault.block->size;
-      told.block_serial = fault.block->serial;
-    }
-    function(&handle, &told, user);
-  }
-}
-
-[[noreturn]] void abort_for(pool::Core& core, const std::vector<streampool::debug::Fault>& faults) {
-  for (const auto& fault : faults) {
-    std::fprintf(stderr, "streampool: pool '%s' on %s: %s\n", core.name().c_str(),
-                 std::string(core.driver().name()).c_str(), line_of(fault).c_str());
-    if (!fault.note.empty()) std::fprintf(stderr, "streampool: note: %s\n", fault.note.c_str());
-  }
-  std::fputs("streampool: aborting (on_fault=abort)\n", stderr);
-  std::fflush(stderr);
-  std::abort();
-}
-
 // Does with the faults that were found and not yet told what option on_fault says.
-sp_status tell_faults(sp_pool& handle) {
-  using OnFault = pool::Options::OnFault;
-  pool::Core& core = *handle.core;
-  if (!core.must_tell()) return SP_OK;
-  const OnFault what = core.options().on_fault;
-  sp_fault_function function = nullptr;
-  void* user = nullptr;
-  if (what == OnFault::callback) {
-    const std::lock_guard lock(handle.fault_lock);
-    function = handle.on_fault;
-    user = handle.on_fault_user;
-    if (function == nullptr) return SP_OK;  // they are kept until there is one
-  }
-  thread_local const sp_pool* telling = nullptr;
-  if (telling == &handle) return SP_OK;  // from inside the function: when it has returned
-  const auto faults = core.take_faults();
-  if (faults.empty()) return SP_OK;
-  if (what == OnFault::raise) return raise_faults(faults);
-  if (what == OnFault::abort) abort_for(core, faults);
-  const sp_pool* const outer = std::exchange(telling, &handle);
-  call_back(handle, function, user, faults);
-  telling = outer;
-  return SP_OK;
+sp_status tell_faults(sp_pool& pool) {
+  std::optional<std::string> raised = pool.faults.tell(&pool, *pool.core);
+  return raised ? fail(SP_ERROR_FAULT, std::move(*raised)) : SP_OK;
 }
 
 sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHandle> stream,
@@ -528,9 +455,7 @@ sp_status sp_set_fault_function(sp_pool* pool, sp_fault_function function, void*
     if (pool == nullptr) return null_argument("pool");
     if (function != nullptr && pool->core->options().on_fault != pool::Options::OnFault::callback)
       return fail(SP_ERROR_INVALID_ARGUMENT, "the pool calls no function: make it with option on_fault=callback");
-    const std::lock_guard lock(pool->fault_lock);
-    pool->on_fault = function;
-    pool->on_fault_user = user;
+    pool->faults.call(function, user);
     return SP_OK;
   });
 }
