@@ -23,7 +23,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
-from streampool import _core
+from streampool import _core, session
 from streampool._core import StreamError
 from streampool._core import sim as _sim
 from streampool._sim_graphs import Graph
@@ -799,6 +799,8 @@ def races(device: Device | None = None) -> list[Race]:
         _untaken.extend(map(_race, _sim.races()))
         taken = [race for race in _untaken if device is None or race.device == device.name]
         _untaken[:] = [race for race in _untaken if device is not None and race.device != device.name]
+    if taken and (watching := session.active()) is not None:
+        watching.note_races(taken)
     return taken
 
 

@@ -195,6 +195,10 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   }
   std::optional<debug::BlockFacts> facts(const BlockRef& block);
   std::vector<debug::Fault> take_faults();
+  // Whether a call has to tell of faults (option on_fault).
+  bool must_tell() const {
+    return options_.on_fault != Options::OnFault::report && debugger_ != nullptr && debugger_->has_faults();
+  }
   debug::Totals debug_totals() const;
   debug::PageGuardTotals page_guard_totals() const {
     return page_guards_ != nullptr ? page_guards_->totals() : debug::PageGuardTotals{};
@@ -547,6 +551,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below,
                   std::optional<debug::BlockFacts>* above) override;
   void live_blocks(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) override;
+  void found(const debug::Fault& fault) override;
 
   // What every call looks at first.
   struct alignas(64) Door {
