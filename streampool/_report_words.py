@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from streampool.faults import BlockFacts, BlockState, Candidate, Fault, FaultKind, byte_count, page_of
+from streampool.faults import BlockFacts, BlockState, Candidate, Fault, FaultKind, byte_count, page_of, stream_text
 from streampool.leaks import AGES, Leak, LeakClass, LeakPolicy
 from streampool.report import Coverage, NotChecked, PoolFacts, Report
 
@@ -92,7 +92,9 @@ def where(group: Sequence[Fault]) -> str:
 
 def block_facts(block: BlockFacts) -> str:
     """Give number, size, address, state, stream, and what else is particular."""
-    facts = [f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {state(block)}, stream {block.stream}"]
+    facts = [
+        f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {state(block)}, {stream_text(block.stream)}"
+    ]
     if block.tag:
         facts.append(f"tag '{block.tag}'")
     if block.raw:

@@ -94,6 +94,14 @@ class BlockState(StrEnum):
     FREED = "freed"
 
 
+_CAPTURED = 1 << 63  # in the id of a stream: the rest is a capture's
+
+
+def stream_text(stream: int) -> str:
+    """Name a stream by its id, or the capture whose graph a block belongs to."""
+    return f"capture {stream & ~_CAPTURED}" if stream & _CAPTURED else f"stream {stream}"
+
+
 def byte_count(count: int) -> str:
     """``'1 byte'``, ``'4,096 bytes'``."""
     return f"{count:,} byte" if count == 1 else f"{count:,} bytes"

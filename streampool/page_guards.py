@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streampool.faults import BlockFacts, BlockState, Candidate, FaultKind, Frame, byte_count, user_frames
+from streampool.faults import BlockFacts, BlockState, Candidate, FaultKind, Frame, byte_count, stream_text, user_frames
 
 __all__ = ["SCHEMA_ID", "PostMortem", "read_records"]
 
@@ -86,8 +86,8 @@ class _Block:
             slack = facts.begin + facts.reserved - facts.end if right else facts.address - facts.begin
             state = "live" if facts.state is BlockState.LIVE else "freed, not revoked yet"
             why = f"{state}: an access {slack} bytes or more {'behind its end' if right else 'before its start'} faults"
-        names = ", ".join(f"{stream} (idle)" if idle.get(stream) else str(stream) for stream in self.streams)
-        return Candidate(facts, f"{why}; used on stream{'' if len(self.streams) == 1 else 's'} {names}")
+        names = (stream_text(stream) + (" (idle)" if idle.get(stream) else "") for stream in self.streams)
+        return Candidate(facts, f"{why}; used on {', '.join(names)}")
 
 
 def read_records(path: str | Path) -> PostMortem:

@@ -220,13 +220,15 @@ def test_a_block_that_a_capture_frees_waits_for_what_was_queued_before_the_captu
     sc.assert_no_race()
 
 
-def test_memory_that_work_may_still_touch_never_goes_into_a_graph(sc: Scene) -> None:
+@pytest.mark.parametrize("other", [False, True], ids=["of its own stream", "of another stream"])
+def test_memory_that_work_may_still_touch_never_goes_into_a_graph(sc: Scene, other: bool) -> None:
     """A graph may be launched on any stream, and again: the order of the streams at the capture says nothing."""
     pool = pool_of(sc, limit=8 * MIB)
     s = sc.stream(pool)
-    block = pool.allocate(6 * MIB, stream=s)
-    work = sc.busy(s, block)
-    block.close(s)  # on the stream itself it could be had again at once
+    t = sc.stream() if other else s
+    block = pool.allocate(6 * MIB, stream=t)
+    work = sc.busy(t, block)
+    block.close(t)  # t itself could have it again at once, and s by waiting for the fence of this free
     with pool.capturing(s):
         s.begin_capture()
         with pytest.raises(sp.OutOfMemoryError) as caught:
@@ -235,8 +237,10 @@ def test_memory_that_work_may_still_touch_never_goes_into_a_graph(sc: Scene) -> 
         small = pool.allocate(MIB, stream=s)
         assert not overlap(place(small), (work.address, work.size))
         s.launch(writes=[small])
+        small.close(s)
         graph = s.end_capture()
     assert graph is not None
+    assert (pool.stats().fences_failed, pool.stats().wait_edges) == (0, 0)
     sc.open(work)
     graph.launch(s)
     sp.sim.settle()

@@ -309,9 +309,15 @@ Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {
   return errc;
 }
 
-void Core::begin_capture() { streams_.begin_capture(); }
+void Core::begin_capture() {
+  recover_dropped();
+  streams_.begin_capture();
+}
 Errc Core::end_capture(driver::StreamHandle stream, Failure* failure) {
-  if (streams_.end_capture(stream)) return Errc::ok;
+  if (streams_.end_capture(stream)) {
+    recover_dropped();
+    return Errc::ok;
+  }
   return failure->set(Errc::capture,
                       "end_capturing: no capture was declared; begin_capturing comes before the capture");
 }

@@ -347,7 +347,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   enum class Grown : std::uint8_t { yes, limit, refused, failed, nothing_idle };
   Errc climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure);
   bool poll_stream(Heap& heap, bool fence_legacy);
-  static void end_graph(Heap& heap);
+  void recover_dropped();
   void poll_all(bool fence_legacy);
   bool recover();
   void sweep_streams();
@@ -391,8 +391,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc enclosing(Address address, BlockRef* out, Failure* failure);
   Errc take_relay(Heap** out, Failure* failure);
   Errc not_live(const BlockRef& block, std::uint64_t word, Failure* failure, debug::StackId stack, bool is_free = true);
-  void finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, order::Ticket* ticket,
-                   double now);
+  void finish_free(BlockRecord& record, Address address, Heap& by, Heap* also, debug::StackId stack,
+                   order::Ticket* ticket, double now);
   order::MarkSet make_marks(const BlockRecord& record, const Held& held, Heap& by, order::Ticket* ticket);
   bool free_own(BlockRecord& record, Heap& by, order::Ticket* ticket);
   Errc hold_on(const BlockRef& block, order::StreamState* stream, order::Mark mark, Failure* failure);
@@ -422,7 +422,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void drain(bool may_let_go = true);
   Held take_held(BlockRecord& record);
   static void let_go_of(const Held& held);
-  static void note_unnamed(Heap& home);
+  Heap* any_stream_for(const Heap& home);
   void after_free(Named& named, Heap& by, Bytes gross, order::Ticket ticket, const FreeRequest& request,
                   double now = 0);
   void make_room(Heap& heap, Bytes bytes);
@@ -637,6 +637,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::atomic<driver::PoolHandle> driver_pool_{0};
   std::atomic<Heap*> piece_heap_{nullptr};  // of the private stream in whose order the driver's pool works
 
+  std::atomic<bool> any_dropped_{false};  // something of a graph waits for a context event
   // Held shared by calls that use a private stream or the driver's pool; who ends them takes it whole, or not at all.
   std::shared_mutex private_gate_;
   std::mutex relay_mutex_;

@@ -76,18 +76,21 @@ std::string format_bytes(Bytes bytes) {
   return text;
 }
 
+std::string stream_text(std::uint64_t id) {
+  return (id & kCapturedId) != 0 ? "capture " + std::to_string(id & ~kCapturedId) : "stream " + std::to_string(id);
+}
+
 std::string describe(const OomReport& r, const std::function<std::string(debug::StackId)>& site) {
   const auto both = [](Bytes b) { return format_bytes(b) + " (" + std::to_string(b) + ")"; };
   std::string t = "out of memory: " + both(r.request) + " asked of pool '" + r.pool + "' (" + r.kind + " memory of " +
-                  r.device + "), alignment " + std::to_string(r.alignment) + ", stream " + std::to_string(r.stream) +
-                  ".\n";
+                  r.device + "), alignment " + std::to_string(r.alignment) + ", " + stream_text(r.stream) + ".\n";
   t += "  reason: " + std::string(oom_reason_word(r.reason));
   switch (r.reason) {
     case OomReason::driver: t += " - the driver gives no more memory"; break;
     case OomReason::limit: t += " - the pool's own limit is reached"; break;
     case OomReason::fragmentation: t += " - enough bytes are free, but not in one piece"; break;
     case OomReason::pending: t += " - enough bytes are freed, but work that may still touch them is not done"; break;
-    case OomReason::capture: t += " - a graph capture is under way, so the pool may not grow or wait"; break;
+    case OomReason::capture: t += " - a graph capture is under way, so the pool may not wait for what is freed"; break;
   }
   if (!r.driver_error.empty()) t += "; " + r.driver_error;
   t += "\n  in use " + both(r.in_use) + ", pending " + both(r.pending) + ", cached " + both(r.cached) +

@@ -112,22 +112,21 @@ Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const Fre
   Freed freed;
   if (owner && ordinary_) {  // the usual case, in one step
     Heap& own = explicit_free ? *named.heap() : *record.home;
-    if (!explicit_free) note_unnamed(own);
-    if (lock_and_take_back(block, named, own, &freed)) {
+    if ((explicit_free || !own.stream.captured.load(std::memory_order_acquire)) &&
+        lock_and_take_back(block, named, own, &freed)) {
       freed_now(named, own, freed, request);
       return Errc::ok;
     }
   }
   if (const Errc errc = hold(&named, failure); errc != Errc::ok) return errc;
   Heap& by = explicit_free ? *named.heap() : *record.home;
-  if (!explicit_free) note_unnamed(by);
   if (!move_record(record, block.generation, Magic::live, debugger_ != nullptr ? Magic::quarantined : Magic::freed))
     return not_live(block, record.word.load(std::memory_order_acquire), failure, request.stack);
   const Bytes gross = gross_of(record);
   Ticket ticket = 0;
   count_free(record);
   const double now = debugger_ != nullptr ? driver_->now() : 0;
-  finish_free(record, block.address, by, request.stack, &ticket, now);
+  finish_free(record, block.address, by, explicit_free ? nullptr : any_stream_for(by), request.stack, &ticket, now);
   if (explicit_free && !by.stream.lasting) {
     std::lock_guard lock(by.stream.lock);
     by.stream.count_unfenced(gross);
@@ -158,11 +157,12 @@ void Core::after_free(Named& named, Heap& by, Bytes gross, Ticket ticket, const 
   if (closed() && bank_->totals().gross == 0) let_go(0);
 }
 
-// The record is ours (freed or quarantined). After this call it may be anybody's.
-void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::StackId stack, Ticket* ticket,
+// The record is ours (freed or quarantined). After this call it may be anybody's. `also`: held for us, is marked too.
+void Core::finish_free(BlockRecord& record, Address address, Heap& by, Heap* also, debug::StackId stack, Ticket* ticket,
                        double now) {
-  if (debugger_ == nullptr && free_own(record, by, ticket)) return;
-  const Held held = take_held(record);
+  if (debugger_ == nullptr && also == nullptr && free_own(record, by, ticket)) return;
+  Held held = take_held(record);
+  if (also != nullptr) held.recorded.push_back(&also->stream);
   MarkSet marks = make_marks(record, held, by, ticket);
   if (debugger_ == nullptr) {
     settle(&record, marks);
@@ -184,9 +184,11 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::St
   debugger_->on_free({&record, std::move(facts)});
 }
 
-// Before the mark is made: whoever sees that it is complete sees this too.
-void Core::note_unnamed(Heap& home) {
-  if (home.stream.captured.load(std::memory_order_acquire)) home.freed_unnamed.store(true, std::memory_order_release);
+// Of a block that is freed without naming a stream: a graph's may have been used last outside of the graph, on any.
+Heap* Core::any_stream_for(const Heap& home) {
+  if (!home.stream.captured.load(std::memory_order_acquire)) return nullptr;
+  any_dropped_.store(true, std::memory_order_release);
+  return streams_.any_stream();
 }
 
 Core::Held Core::take_held(BlockRecord& record) {
@@ -415,8 +417,8 @@ void Core::drain(bool may_let_go) {
       count_free(*record);
       Ticket ticket = 0;
       Heap& by = *record->home;
-      note_unnamed(by);
-      finish_free(*record, address_of(*record), by, 0, &ticket, debugger_ != nullptr ? driver_->now() : 0);
+      finish_free(*record, address_of(*record), by, any_stream_for(by), 0, &ticket,
+                  debugger_ != nullptr ? driver_->now() : 0);
       // Nobody named the stream: the next call that does will fence it.
       by.stream.owed.store(true, std::memory_order_release);
     }

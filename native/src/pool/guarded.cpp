@@ -196,7 +196,7 @@ void Core::dissect(driver::Status status) {
       const bool same = use.stream->id.load(std::memory_order_relaxed) == use.id;
       const bool drained = !same || Heap::of(use.stream)->drained();
       one.drained = one.drained && drained;
-      streams += (streams.empty() ? "" : ", ") + std::to_string(use.id) + (drained ? " (idle)" : "");
+      streams += (streams.empty() ? "" : ", ") + stream_text(use.id) + (drained ? " (idle)" : "");
     }
     const Bytes slack = facts.pages == debug::PageGuard::right
                             ? facts.begin + facts.reserved - facts.address - facts.size
@@ -207,7 +207,7 @@ void Core::dissect(driver::Status status) {
                             ? "freed, and its pages revoked: any access faults"
                             : std::string(facts.state == debug::BlockState::live ? "live" : "freed, not revoked yet") +
                                   ": an access " + std::to_string(slack) + " bytes or more " + side + " faults";
-    one.candidate.why += "; used on stream" + std::string(used.size() == 1 ? " " : "s ") + streams;
+    one.candidate.why += "; used on " + streams;
     looked.push_back(std::move(one));
   };
   std::vector<LargeBlock*> blocks;

@@ -101,8 +101,6 @@ struct alignas(128) Heap {
   // Of what a stream captures (`stream.captured`): its graph, and the stream's handle while it captures.
   std::shared_ptr<const GraphLife> graph;
   driver::StreamHandle captured_on = 0;
-  // A block of it was freed without naming a stream: its last use may have been on any.
-  std::atomic<bool> freed_unnamed{false};
   Heap* made_before = nullptr;  // every heap of the table that was ever made, newest first
 
   // Whether it is that of this stream, which is not lasting. Stays so while its lock is held, or it is in use.

@@ -53,7 +53,6 @@ Heap* StreamTable::take_entry(std::uint64_t key) {
   entry->stream.events = nullptr;
   entry->stream.captured = false;
   entry->graph = nullptr;
-  entry->freed_unnamed = false;
   known_.fetch_add(1, std::memory_order_relaxed);
   return entry;
 }

@@ -69,6 +69,9 @@ class Named {
   std::uint64_t id_ = 0;
 };
 
+// Beyond what a driver gives, and below captures.
+inline constexpr std::uint64_t kAnyStream = kCapturedId - 1;
+
 class StreamTable {
  public:
   // `epoch` changes whenever a remembered (handle -> heap) pair may have become wrong, a capture that begins included.
@@ -84,6 +87,8 @@ class StreamTable {
   Errc forget_stream(driver::StreamHandle handle, Failure* failure);
   // Those that were registered, not the legacy stream nor the pool's own; what is outstanding has its fences.
   void forget_all();
+  // Stands for any stream: nobody fences it, and only a context event completes its marks. Held for the caller.
+  Heap* any_stream() { return find_or_make(kAnyStream, true); }
   // A stream of the pool's own, lasting.
   Heap* adopt(driver::StreamHandle handle, Failure* failure);
 
@@ -155,9 +160,6 @@ class StreamTable {
 // Epochs of doors (core.hpp): even, never given out twice.
 inline constexpr std::uint64_t kShut = 1;
 std::uint64_t new_epoch();
-
-// Set in the id of a heap that belongs to a graph; the rest is the capture's id.
-inline constexpr std::uint64_t kCapturedId = std::uint64_t{1} << 63;
 
 // The legacy stream under one name.
 constexpr driver::StreamHandle canonical(driver::StreamHandle handle) {

@@ -1,0 +1,101 @@
+// Captures from many threads on one pool (R23). What a capture is given: tests/test_graphs.py.
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "pool_scene.hpp"
+#include "test.hpp"
+
+namespace {
+
+using namespace streampool;
+using namespace streampool::driver;
+using namespace streampool::pool;
+using testing::PoolScene;
+using testing::steady;
+
+void use(const PoolScene& scene, StreamHandle stream, const BlockRef& block, Bytes size) {
+  CHECK(scene.device->launch({.stream = stream, .accesses = {sim::writes(block.address, size)}}));
+}
+
+// Captures, launches, frees in the capture and after it, and gives the graph up.
+void capture_once(const PoolScene& scene, StreamHandle stream, int round) {
+  constexpr Bytes kSizes[] = {1000, 70'000, 2 * kMiB};
+  Failure failure;
+  scene.core->begin_capture();
+  CHECK(scene.device->begin_capture(stream));
+  std::vector<std::pair<BlockRef, Bytes>> kept;
+  for (int i = 0; i < 4; ++i) {
+    const Bytes size = kSizes[static_cast<std::size_t>(round + i) % 3];
+    const BlockRef block = scene.alloc(size, stream);
+    use(scene, stream, block, size);
+    if (i % 2 == 0)
+      scene.free(block, stream);
+    else
+      kept.emplace_back(block, size);
+  }
+  std::shared_ptr<sim::Graph> graph;
+  CHECK(scene.device->end_capture(stream, &graph));
+  CHECK(graph != nullptr);
+  CHECK(scene.core->end_capture(stream, &failure) == Errc::ok);
+  for (int launch = 0; launch < 2; ++launch) CHECK(scene.device->launch_graph(graph, stream));
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    use(scene, stream, kept[i].first, kept[i].second);
+    // Dropped memory waits for a moment without captures.
+    if (kept[i].second <= 1000 && round % 3 == 0)
+      scene.core->release(kept[i].first);
+    else
+      scene.free(kept[i].first, stream);
+  }
+  graph.reset();
+  // Nobody waits for memory inside a capture, so what one round left is done before the next.
+  CHECK(scene.device->stream_synchronize(stream));
+}
+
+}  // namespace
+
+STREAMPOOL_TEST("threads capture, launch and free beside others that do not, and nothing races or is left behind") {
+  sim::Config config;
+  config.devices = 1;
+  pool::Options options = steady();
+  options.limit = 256 * kMiB;
+  options.wait_timeout = 0.05;
+  PoolScene scene(options, config);
+  constexpr int kCapturing = 3, kEager = 3, kRounds = 60;
+  std::atomic<int> left{kCapturing};
+  std::vector<std::thread> threads;
+  std::vector<StreamHandle> raw;
+  for (int t = 0; t < kCapturing; ++t) {
+    const StreamHandle stream = t == 0 ? scene.lasting() : raw.emplace_back(scene.stream());
+    threads.emplace_back([&, stream] {
+      for (int round = 0; round < kRounds; ++round) capture_once(scene, stream, round);
+      --left;
+    });
+  }
+  for (int t = 0; t < kEager; ++t) {
+    const StreamHandle stream = scene.lasting();
+    threads.emplace_back([&, stream, t] {
+      for (int i = 0; left.load() != 0; ++i) {
+        const Bytes size = (i + t) % 2 == 0 ? 5000 : 3 * kMiB;
+        const BlockRef block = scene.alloc(size, stream);
+        use(scene, stream, block, size);
+        scene.free(block, stream);
+        if (i % 16 == 0) scene.core->trim(32 * kMiB);
+        if (i % 64 == 0) CHECK(scene.device->stream_synchronize(stream));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(scene.device->synchronize());
+  CHECK_EQ(sim::races().size(), std::size_t{0});
+  CHECK_EQ(sim::traps().size(), std::size_t{0});
+  Failure failure;
+  for (const StreamHandle stream : raw) CHECK(scene.core->register_stream(stream, &failure) == Errc::ok);
+  CHECK(scene.try_alloc(512 * kMiB, raw[0], &failure) == Errc::out_of_memory);  // looks at everything
+  CHECK(sim::settle());
+  scene.core->trim(0);
+  CHECK_EQ(scene.core->audit(), std::string());
+  CHECK_EQ(scene.core->stats().pending, Bytes{0});
+  CHECK_EQ(scene.core->stats().reserved, Bytes{0});
+}
