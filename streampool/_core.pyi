@@ -181,7 +181,7 @@ class Pool:
 _oom_hook: Callable[[BaseException], None] | None  # told of each out-of-memory error before it is raised
 _fault_hook: (
     Callable[[Pool], None] | None
-)  # called at the end of a call on a pool with on_fault=raise; raises what was found
+)  # called before a call of a pool that has faults to tell (on_fault), and by a free that was refused
 
 def set_current_stream_hook(hook: Callable[[bool], object] | None) -> None:
     """What a call means whose `stream` is None: asked whether the device is simulated; gives an int handle or a stream object."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from streampool import _core
+from streampool import _core, _referrers
 from streampool.leaks import Epochs
+
+if TYPE_CHECKING:
+    from streampool.sim import Access, Race
 
 __all__ = ["PoolFindings", "Session"]
 
@@ -31,6 +35,14 @@ class PoolFindings:
     options: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what could not be found out, and why
     epochs: Epochs = field(default_factory=Epochs)  # what tells a growing call site from a full one
+    chains: dict[int, tuple[str, ...]] = field(default_factory=dict)  # who holds some of the live blocks
+    ended_at: float | None = None  # seconds of the device's clock
+
+    @classmethod
+    def of(cls, pool: _core.Pool) -> PoolFindings:
+        """Say which pool it is."""
+        mode = pool.options.get("mode", "")
+        return cls(name=pool.name, kind=pool.kind, device=pool.driver.name, mode=mode, options=pool.options)
 
     def observe(self, pool: _core.Pool) -> None:
         """End an epoch: note what each call site of a tracked pool holds now."""
@@ -46,13 +58,21 @@ class PoolFindings:
         if self.ended == "alive" and not pool.is_closed:
             self.ended = ended
             self.live_blocks = self._ask("live blocks", lambda: _core.Pool.live_blocks(pool)) or []
+            self.ended_at = self._ask("clock", lambda: pool.driver.now())
+            if ended != "collected":  # that may be in any thread, in the middle of a collection
+                wanted = _referrers.some_serials(self.live_blocks)
+                self.chains = self._ask("holders", lambda: _referrers.chains(pool, wanted)) or {}
             checked = self._ask("last check", lambda: _core.Pool.check(pool, timeout))
             self.not_checked = (checked or {}).get("not_checked", [])
         found: list[dict[str, Any]] = self._ask("faults", lambda: _core.Pool.take_faults(pool)) or []
         self.faults += found
+        self.count(pool)
+        return found
+
+    def count(self, pool: _core.Pool) -> None:
+        """Take the pool's counters."""
         self.debug_totals = self._ask("totals", lambda: _core.Pool.debug_totals(pool)) or self.debug_totals
         self.stats = self._ask("counters", lambda: _core.Pool.stats(pool)) or self.stats
-        return found
 
     def _ask(self, what: str, call: Callable[[], Any]) -> Any:
         try:
@@ -69,19 +89,18 @@ class Session:
         self.pid = os.getpid()
         self._findings: list[PoolFindings] = []
         self._alive: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
+        self._races: list[Race] = []
 
     def watch(self, pool: _core.Pool) -> PoolFindings:
         """Take a new pool in. The pool keeps its findings itself: weak references go before finalizers run."""
-        findings = PoolFindings(
-            name=pool.name,
-            kind=pool.kind,
-            device=pool.driver.name,
-            mode=pool.options.get("mode", ""),
-            options=pool.options,
-        )
+        findings = PoolFindings.of(pool)
         self._findings.append(findings)
         self._alive.add(pool)
         return findings
+
+    def note_races(self, races: Sequence[Race]) -> None:
+        """Keep races that the simulated device found, whoever asked for them."""
+        self._races += races
 
     def observe(self) -> None:
         """End an epoch in every pool that is alive."""
@@ -96,4 +115,38 @@ class Session:
             findings = getattr(pool, "_findings", None)
             if findings is not None:
                 findings.gather(pool, "at exit", timeout=10.0)
+        if (sim := sys.modules.get("streampool.sim")) is not None:
+            sim.races()  # those that nobody asked for yet
+        for race in self._races:
+            self._file(race)
+        self._races.clear()
         return list(self._findings)
+
+    def _file(self, race: Race) -> None:
+        """Put a race with the pool whose live block it is in, else with the newest pool of its device."""
+        of_device = [findings for findings in self._findings if findings.device == race.device]
+        for findings in of_device:
+            for block in findings.live_blocks:
+                if block["address"] <= race.address < block["address"] + max(1, block["size"]):
+                    findings.faults.append(_race_facts(race, block))
+                    return
+        if of_device:
+            of_device[-1].faults.append(_race_facts(race, None))
+
+
+def _race_facts(race: Race, block: dict[str, Any] | None) -> dict[str, Any]:
+    """Give a race as the core gives other faults."""
+
+    def side(access: Access) -> str:
+        return f"{'write' if access.write else 'read'} by {access.label or 'work'} on {access.stream_name}"
+
+    return {
+        "kind": "race",
+        "block": block,
+        "address": race.address,
+        "last": race.address + race.size - 1,
+        "at": race.second.stack_id,
+        "other_at": race.first.stack_id,
+        "note": f"{side(race.second)} is not ordered with the {side(race.first)} that was queued before it",
+        "count": race.count,
+    }

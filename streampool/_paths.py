@@ -5,7 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__all__ = ["bench_sources", "bench_worker_path", "cmake_dir", "include_dir", "library_path", "without_core"]
+__all__ = [
+    "bench_sources",
+    "bench_worker_path",
+    "cmake_dir",
+    "fault_page",
+    "include_dir",
+    "library_path",
+    "without_core",
+]
 
 _ROOT = Path(__file__).parent
 
@@ -23,6 +31,14 @@ def include_dir() -> Path:
 def library_path() -> Path:
     """Give the path of ``libstreampool.so``: the core with its C ABI."""
     return _ROOT / "libstreampool.so"
+
+
+def fault_page(word: str) -> str:
+    """Give the documentation's page of a kind of fault or a class of leaks, as Markdown; empty where it is missing."""
+    try:
+        return (_ROOT / "_faults" / f"{word}.md").read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def without_core() -> ImportError:

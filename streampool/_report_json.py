@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streampool.faults import BlockFacts, Candidate, Fault, Frame
+from streampool.faults import BlockFacts, Candidate, Fault, Frame, page_of
 from streampool.leaks import Leak, LeakClass
 from streampool.suppressions import suggest
 
@@ -72,6 +72,9 @@ def fault_to_dict(fault: Fault) -> dict[str, Any]:
         "scopes": list(fault.scopes),
         "candidates": [{"block": _block_to_dict(c.block), "why": c.why} for c in fault.candidates],
         "note": fault.note,
+        "other_at": _frames_to_list(fault.other_at),
+        "count": fault.count,
+        "page": fault.page,
     }
 
 
@@ -87,9 +90,10 @@ def fault_from_dict(plain: Mapping[str, Any]) -> Fault:
         for candidate in plain.get("candidates", ())
         if (block := _block_from_dict(candidate["block"])) is not None
     )
-    without = {**facts, **dict.fromkeys(blocks), "at": None, "candidates": None}
+    without = {**facts, **dict.fromkeys(blocks), "at": None, "other_at": None, "candidates": None}
     fault = Fault.from_dict(without, pool=plain["pool"], device=plain["device"])
-    return replace(fault, at=_frames_from_list(plain["at"]), candidates=candidates, **blocks)
+    at, other_at = (_frames_from_list(plain.get(name, ())) for name in ("at", "other_at"))
+    return replace(fault, at=at, other_at=other_at, candidates=candidates, **blocks)
 
 
 def leak_to_dict(leak: Leak) -> dict[str, Any]:
@@ -98,13 +102,14 @@ def leak_to_dict(leak: Leak) -> dict[str, Any]:
         "class": str(leak.leak_class),
         "sentence": leak.sentence,
         "suppression": suggest(leak.leak_class, leak.allocated_at, leak.tag),
+        "page": page_of(leak.leak_class),
         **{name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()},
         "allocated_at": _frames_to_list(leak.allocated_at),
     }
 
 
 def leak_from_dict(plain: Mapping[str, Any]) -> Leak:
-    values = {name: plain[name] for name in Leak.__dataclass_fields__ if name != "leak_class"}
-    values |= {name: tuple(values[name]) for name in ("tags", "serials", "growth")}
+    values = {name: plain[name] for name in Leak.__dataclass_fields__ if name in plain}
+    values |= {name: tuple(values[name]) for name in values if isinstance(values[name], list)}
     values["allocated_at"] = _frames_from_list(plain["allocated_at"])
     return Leak(leak_class=LeakClass(plain["class"]), **values)

@@ -6,6 +6,8 @@ Python. The classes are created by the native core, which raises them; this modu
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from streampool._core import (
     CaptureError,
     DoubleFreeError,
@@ -25,6 +27,9 @@ from streampool._core import (
     WrongPoolError,
 )
 
+if TYPE_CHECKING:
+    from streampool.leaks import Leaks
+
 __all__ = [
     "CaptureError",
     "DoubleFreeError",
@@ -35,6 +40,7 @@ __all__ = [
     "ForkedProcessError",
     "InteriorFreeError",
     "InvalidFreeError",
+    "LeakError",
     "OutOfMemoryError",
     "PoolClosedError",
     "SizeMismatchError",
@@ -44,6 +50,12 @@ __all__ = [
     "TrampledRecordError",
     "WrongPoolError",
 ]
+
+
+class LeakError(StreamPoolError, AssertionError):
+    """Blocks allocated between two marks are still live. `leaks` has them by class and line."""
+
+    leaks: Leaks
 
 
 class TraceError(StreamPoolError, ValueError):

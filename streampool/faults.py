@@ -22,6 +22,7 @@ __all__ = [
     "Resolve",
     "byte_count",
     "default_resolve",
+    "page_of",
     "user_frames",
 ]
 
@@ -31,6 +32,11 @@ Resolve = Callable[[int], "Sequence[tuple[str, int, str] | Frame]"]
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _RUNNER = os.path.join(_PACKAGE, "cli") + os.sep
 _TOKEN_FRAMES = 3
+
+
+def page_of(word: str) -> str:
+    """Give the page of a kind of fault, or of a class of leaks."""
+    return f"docs/faults/{word}.md"
 
 
 class FaultKind(StrEnum):
@@ -52,6 +58,11 @@ class FaultKind(StrEnum):
     def meaning(self) -> str:
         """One sentence, as in the native table."""
         return _MEANINGS[self]
+
+    @property
+    def page(self) -> str:
+        """Where the documentation explains it, with "is the pool wrong?"."""
+        return page_of(self)
 
     @property
     def at_the_call(self) -> bool:
@@ -233,6 +244,8 @@ class Fault:
     note: str = ""
     pool: str = ""
     device: str = ""
+    other_at: tuple[Frame, ...] = ()  # of a race: where the earlier of the two uses was queued
+    count: int = 1  # itself, and those that followed it from the same lines and were not kept (option max_repeats)
 
     @classmethod
     def from_dict(
@@ -279,6 +292,8 @@ class Fault:
             note=facts.get("note") or "",
             pool=pool,
             device=device,
+            other_at=_stack(facts.get("other_at"), resolve),
+            count=int(facts.get("count", 1)),
         )
 
     def __str__(self) -> str:
@@ -299,7 +314,12 @@ class Fault:
     def stacks(self) -> tuple[tuple[Frame, ...], ...]:
         """Every stack of the fault and its block, without the neighbours'."""
         of_block = () if self.block is None else (self.block.allocated_at, self.block.freed_at)
-        return (self.at, *of_block)
+        return (self.at, *of_block, self.other_at)
+
+    @property
+    def page(self) -> str:
+        """Where the documentation explains its kind."""
+        return self.kind.page
 
     @property
     def tag(self) -> str:
@@ -345,6 +365,11 @@ def _in_freed(fault: Fault, block: BlockFacts) -> str:
 
 def _sentence(fault: Fault) -> str:
     block, kind = fault.block, fault.kind
+    if kind is FaultKind.RACE:
+        size = byte_count(fault.last - fault.address + 1)
+        into = 0 if block is None else fault.address - block.address
+        inside = "" if block is None else f", {byte_count(into)} into a {block.size}-byte block"
+        return f"two uses of {size} at {fault.address:#x}{inside}, that nothing orders"
     if block is None:
         return f"free of {fault.address:#x}, which no pool owns" if kind is FaultKind.FOREIGN_FREE else kind.meaning
     a_block = f"a {block.size}-byte block"
@@ -368,7 +393,5 @@ def _sentence(fault: Fault) -> str:
             return f"{kind.meaning}; the likeliest block is {a_block} at {block.address:#x}"
         case FaultKind.TRAMPLED_RECORD:
             return f"the pool's record of {a_block} at {block.address:#x} was overwritten in host memory"
-        case FaultKind.RACE:
-            return f"two uses of {a_block} at {block.address:#x} that nothing orders"
         case _:
             return f"{kind.meaning}: {fault.address:#x}"

@@ -6,16 +6,19 @@ not (R18).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from streampool.faults import BlockState, Frame, Resolve, byte_count, default_resolve, user_frames
+from streampool.faults import BlockState, Frame, Resolve, byte_count, default_resolve, page_of, user_frames
 
-__all__ = ["Epochs", "Growth", "Leak", "LeakClass", "LeakPolicy", "Leaks", "find_leaks"]
+__all__ = ["AGES", "Epochs", "Growth", "Leak", "LeakClass", "LeakPolicy", "Leaks", "find_leaks"]
 
 _SOME_TAGS = 5  # shown of a group's tags
+AGES = {1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", 3600.0: "1 h"}
+"""Bounds, in seconds, of the ages that live bytes are counted by, and their words."""
 
 
 class LeakClass(StrEnum):
@@ -70,9 +73,18 @@ class Leak:
     device: str = ""
     growth: tuple[int, ...] = ()  # live bytes by epoch, for growing ones
     suppressed_by: str = ""
+    ages: tuple[int, ...] = ()  # live bytes by age, one for each bound of `AGES` and one beyond, for growing ones
+    held_by: tuple[str, ...] = ()  # the chain of Python objects that holds one of the blocks, outermost first
 
     def __str__(self) -> str:
         return f"{self.leak_class}: {self.sentence}"
+
+    @property
+    def line(self) -> str:
+        """How much, where it was allocated, who holds it, and the page that explains it, in one line."""
+        where = f", allocated at {self.allocated_at[0]}" if self.allocated_at else ""
+        held = f"; held by {' → '.join(self.held_by)}" if self.held_by else ""
+        return f"{self}{where}{held} ({page_of(self.leak_class)})"
 
     @property
     def sentence(self) -> str:
@@ -141,6 +153,12 @@ class Leaks:
     def blocks(self) -> int:
         """How many blocks."""
         return sum(leak.blocks for leak in self.items)
+
+    @property
+    def summary(self) -> str:
+        """How much in all: ``'1,024 bytes in 2 blocks are still live'``."""
+        verb = "1 block is" if self.blocks == 1 else f"{self.blocks:,} blocks are"
+        return f"{byte_count(self.bytes)} in {verb} still live"
 
     def counted(self, policy: LeakPolicy | str = LeakPolicy.DEFINITE) -> Leaks:
         """Those that count under `policy` and are not suppressed."""
@@ -234,6 +252,13 @@ class _Group:
     tags: dict[str, None] = field(default_factory=dict)
     growth: tuple[int, ...] = ()
 
+    def ages(self, now: float) -> tuple[int, ...]:
+        """Give the live bytes by the age of their blocks."""
+        of_age = [0] * (len(AGES) + 1)
+        for size, time in zip(self.sizes, self.times, strict=True):
+            of_age[bisect_right(list(AGES), now - time)] += size
+        return tuple(of_age)
+
     def add(self, block: Mapping[str, Any], growth: tuple[int, ...]) -> None:
         self.sizes.append(int(block["size"]))
         self.times.append(float(block.get("allocated_time", 0.0)))
@@ -244,10 +269,16 @@ class _Group:
         self.growth = self.growth or growth
 
 
+def _chain(group: _Group, chains: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
+    return next((tuple(chains[serial]) for serial in sorted(group.serials) if serial in chains), ())
+
+
 def find_leaks(
     blocks: Iterable[Mapping[str, Any]],
     *,
     epochs: Epochs | None = None,
+    chains: Mapping[int, Sequence[str]] | None = None,
+    now: float | None = None,
     resolve: Resolve | None = None,
     pool: str = "",
     device: str = "",
@@ -261,6 +292,10 @@ def find_leaks(
         (``"raw"``: nobody's object owns it; ``"buffer"``; ``"released"``: freed already, and only not collected yet).
     epochs
         What was observed while the program ran; without it no site grows.
+    chains
+        By a block's number, the chain of Python objects that holds it (`_referrers.chains`).
+    now
+        The device's clock, in seconds, for the ages of blocks; without it ages are counted from the youngest block.
     resolve
         From a stack's number to its frames; the core's own by default.
     pool, device
@@ -296,6 +331,8 @@ def find_leaks(
             pool=pool,
             device=device,
             growth=group.growth,
+            ages=group.ages(max(group.times) if now is None else now) if group.growth else (),
+            held_by=_chain(group, chains or {}),
         )
         for (leak_class, frames, _), group in groups.items()
     ]

@@ -57,6 +57,12 @@ EVENTS: tuple[Event, ...] = (
     ),
     Event("free.invalid", Level.WARNING, ("reason",), "A free was refused because it was wrong."),
     Event(
+        "fault.found",
+        Level.WARNING,
+        ("address", "bad_bytes", "reason"),
+        "A fault was found; reason is its kind, a word of docs/faults.",
+    ),
+    Event(
         "leak.suspected",
         Level.WARNING,
         ("sites", "bytes"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streampool.faults import BlockFacts, BlockState, Candidate, Frame, byte_count, user_frames
+from streampool.faults import BlockFacts, BlockState, Candidate, FaultKind, Frame, byte_count, user_frames
 
 __all__ = ["SCHEMA_ID", "PostMortem", "read_records"]
 
@@ -66,6 +66,8 @@ class PostMortem:
             lines += [f"    freed at {frame}" for frame in block.freed_at[:3]]
         if len(self.candidates) > _SHOWN:
             lines += ["", f"and {len(self.candidates) - _SHOWN:,} more"]
+        if self.candidates:
+            lines += ["", f"what it means, and what to do: {FaultKind.ILLEGAL_ACCESS.page}"]
         return "\n".join(lines)
 
 

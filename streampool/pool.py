@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streampool import _core, config, session
+from streampool import _core, _on_fault, config, session
 from streampool._sizes import format_size, parse_size
 from streampool.device import driver_of
+from streampool.errors import LeakError
 
 if TYPE_CHECKING:
     from streampool._findings import PoolFindings
@@ -84,6 +85,11 @@ class Pool(_core.Pool):
         Bytes to take from the driver at once.
     name
         The pool's name in reports and metrics.
+    on_fault
+        What happens when a fault is found: ``"report"`` (it is kept for `faults` and the report), ``"raise"``
+        (``FaultError``), ``"abort"`` (the report of it goes to standard error, and the process ends by ``SIGABRT``),
+        or a function, which is called with each `faults.Fault`: see `set_fault_callback`. None: as the other options
+        say.
     **options
         Any option of the table: ``streampool doctor`` or ``STREAMPOOL_OPTIONS=help=1`` lists them.
 
@@ -96,6 +102,8 @@ class Pool(_core.Pool):
     """
 
     _own_epochs: Epochs | None = None  # where no session keeps them
+    _fault_callback: Callable[[Fault], object] | None = None
+    _untold: Sequence[dict[str, Any]] = ()  # faults that the function is still to be told of
     _findings: PoolFindings | None  # what `streampool run` will say of this pool; None: nobody watches
 
     def __init__(
@@ -107,8 +115,14 @@ class Pool(_core.Pool):
         initial: int | str | None = None,
         *,
         name: str = "default",
+        on_fault: str | Callable[[Fault], object] | None = None,
         **options: Any,
     ) -> None:
+        if callable(on_fault):
+            self._fault_callback = on_fault
+            on_fault = "callback"
+        if on_fault is not None:
+            options["on_fault"] = on_fault
         for option, value in (("limit", limit), ("initial", initial)):
             if value is not None:
                 options[option] = value
@@ -140,15 +154,16 @@ class Pool(_core.Pool):
         Raises
         ------
         FaultError
-            Faults were found, and ``on_fault=raise``.
+            Faults were found, and ``on_fault=raise``. With a function, what it raises.
         """
         result = CheckResult(super().check(timeout))
         if self._findings is not None:
             self._findings.observe(self)
         elif self.options["track"] == "true":
             self._epochs().observe(self.live_blocks())
-        if self.options["on_fault"] == "raise":
-            _raise_found(self)
+        _on_fault.tell(self)
+        if result["faults"]:
+            session.drain_logs()
         return result
 
     def take_faults(self) -> list[dict[str, Any]]:
@@ -160,17 +175,85 @@ class Pool(_core.Pool):
 
     def faults(self) -> list[Fault]:
         """Give the faults found since the last call, as objects with both stacks resolved."""
-        return _as_objects(self, self.take_faults())
+        return _on_fault.as_objects(self, self.take_faults())
 
-    def leaks(self) -> Leaks:
+    def set_fault_callback(self, callback: Callable[[Fault], object] | None) -> None:
+        """Have `callback` called with each fault, on a pool whose ``on_fault`` is a function or ``"callback"``.
+
+        It runs on the thread whose call is told of the fault, before that call does anything: the pool's next
+        ``allocate``, ``allocate_raw``, ``free_raw``; `check` and `close`; and a wrong free itself, after it was
+        refused. No lock is held: it may use the pool, and what is found meanwhile is told when it has returned. Two
+        threads may be in it at once. What it raises comes out of that call; the faults that it was then not told of
+        are told with the next one, at the latest by `check` or `close`.
+
+        Parameters
+        ----------
+        callback
+            The function; None: faults are kept, as with ``on_fault=report``, until there is one.
+
+        Raises
+        ------
+        ValueError
+            The pool has another ``on_fault``, which is fixed when a pool is made.
+        """
+        if (what := self.options["on_fault"]) != "callback":
+            raise ValueError(f"on_fault={what}: a pool that is to call a function is made with on_fault=function")
+        self._fault_callback = callback
+
+    def leaks(self, *, chains: bool = False) -> Leaks:
         """Give the live blocks by class and by the line that allocated them: lost, growing, held.
 
         Growing are sites whose live bytes rose from each `check` to the next; under ``streampool run`` also from one
         half second to the next.
+
+        Parameters
+        ----------
+        chains
+            Also look for the chain of Python objects that holds one block of each line. That takes some looks at every
+            object of the process.
         """
+        return self._leaks_of(self.live_blocks(), self._epochs(), chains)
+
+    @contextmanager
+    def expect_no_leaks(self) -> Iterator[None]:
+        """Have every block that is allocated inside freed by the end: else raise.
+
+        Reference cycles are collected first. Blocks from before, and what other pools hold, do not count. Blocks of
+        other threads do, where these use this pool meanwhile. An exception of the body goes out as it is.
+
+        Raises
+        ------
+        LeakError
+            Blocks are still live; its `leaks` has them by class and line, each with the chain that holds it.
+        ValueError
+            The pool does not know which block is which: it needs ``track=true``, as in mode ``debug``.
+        """
+        import gc
+
+        if self.options["track"] != "true":
+            raise ValueError(f"pool {self.name!r} does not track its blocks: use mode='debug', or track=True")
+        before = {block["serial"] for block in self.live_blocks()}
+        yield
+        gc.collect()
+        left = [block for block in self.live_blocks() if block["serial"] not in before]
+        if leaks := self._leaks_of(left, None, chains=True):
+            lines = "\n".join(leak.line for leak in leaks)
+            error = LeakError(f"{leaks.summary} of pool {self.name!r}\n{lines}")
+            error.leaks = leaks
+            raise error
+
+    def _leaks_of(self, blocks: list[dict[str, Any]], epochs: Epochs | None, chains: bool) -> Leaks:
+        from streampool import _referrers
         from streampool.leaks import find_leaks
 
-        return find_leaks(self.live_blocks(), epochs=self._epochs(), pool=self.name, device=self.driver.name)
+        return find_leaks(
+            blocks,
+            epochs=epochs,
+            chains=_referrers.chains(self, _referrers.some_serials(blocks)) if chains else None,
+            now=self.driver.now(),
+            pool=self.name,
+            device=self.driver.name,
+        )
 
     def usage(self) -> list[SiteUsage]:
         """Give how much of what each call site allocated was written by the time it was freed, most unwritten first.
@@ -227,7 +310,16 @@ class Pool(_core.Pool):
 
     @contextmanager
     def capturing(self, stream: Any) -> Iterator[None]:
-        """Declare that `stream` captures a graph from before the block begins until after it ends (R23)."""
+        """Declare that `stream` captures a graph from before the block begins until after it ends (R23).
+
+        What the stream allocates, frees and declares inside is the graph's own until no graph made of the capture is
+        left and what was launched is done. Streams that join the capture need no declaration of theirs.
+
+        >>> with pool.capturing(s):
+        ...     s.begin_capture()
+        ...     block = pool.allocate(4096, stream=s)
+        ...     graph = s.end_capture()
+        """
         self.begin_capturing(stream)
         try:
             yield
@@ -243,8 +335,7 @@ class Pool(_core.Pool):
         session.drain_logs()
         if self._findings is not None:
             found += self._findings.gather(self, "closed", timeout=0.0)
-        if self.options["on_fault"] == "raise":
-            _raise(self, found + self.take_faults())
+        _on_fault.tell(self, found)
 
     def __enter__(self) -> Pool:
         return self
@@ -257,27 +348,3 @@ class Pool(_core.Pool):
         findings = getattr(self, "_findings", None)  # absent: the constructor raised
         if findings is not None and session.active() is not None:
             findings.gather(self, "collected", timeout=0.0)
-
-
-def _as_objects(pool: _core.Pool, faults: list[dict[str, Any]]) -> list[Fault]:
-    from streampool.faults import Fault
-
-    return [Fault.from_dict(fault, pool=pool.name, device=pool.driver.name) for fault in faults]
-
-
-def _raise(pool: _core.Pool, found: list[dict[str, Any]]) -> None:
-    """Raise ``FaultError`` for faults, if there are any; its ``faults`` are the objects."""
-    if not found:
-        return
-    faults = _as_objects(pool, found)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    error = _core.FaultError(f"{faults[0]}{more}; {faults[0].summary}")
-    error.faults = faults
-    raise error
-
-
-def _raise_found(pool: _core.Pool) -> None:
-    _raise(pool, pool.take_faults())
-
-
-_core._fault_hook = _raise_found  # asked before a call where on_fault=raise

@@ -1,12 +1,12 @@
-"""Reports: faults, leaks and what was covered, as data, as JSON (report_schema.json) and as text.
+"""Reports: faults, leaks and what was covered, as data, as JSON (report_schema.json), as text and as a page of HTML.
 
 >>> report = Report.from_findings(session.finish())
 >>> print(report.to_text())
 >>> Path("report.json").write_text(report.to_json())
 
 Made from plain facts as the core gives them, so a report needs neither a device nor the core once it is made. The text
-is in _report_text.py, faults and leaks as plain data in _report_json.py, what is wrong with a saved report in
-_report_check.py.
+is in _report_text.py, the page in _report_html.py, the sentences of both in _report_words.py, faults and leaks as plain
+data in _report_json.py, what is wrong with a saved report in _report_check.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self
 from streampool._report_json import fault_from_dict, fault_to_dict, leak_from_dict, leak_to_dict
 from streampool.faults import BlockFacts, Fault, Resolve
 from streampool.leaks import Epochs, Leak, LeakPolicy, Leaks, find_leaks
-from streampool.suppressions import Suppressions
+from streampool.suppressions import Suppressions, suggest
 
 __all__ = ["SCHEMA_ID", "Coverage", "NotChecked", "PoolFacts", "Process", "Report", "UsedRule", "schema"]
 
@@ -173,29 +173,49 @@ class Report:
         policy = LeakPolicy(leaks)
         rules = suppressions if isinstance(suppressions, Suppressions) else Suppressions.parse(suppressions)
         faults: list[Fault] = []
-        suppressed: list[Fault] = []
         all_leaks = Leaks()
         for found in findings:
-            for facts in found.faults:
-                fault = Fault.from_dict(facts, resolve, pool=found.name, device=found.device)
-                (suppressed if rules.find(fault.kind, fault.stacks, [fault.tag]) else faults).append(fault)
+            faults += (Fault.from_dict(facts, resolve, pool=found.name, device=found.device) for facts in found.faults)
             if policy is not LeakPolicy.OFF:
                 epochs: Epochs | None = getattr(found, "epochs", None)
-                of_pool = find_leaks(
-                    found.live_blocks, epochs=epochs, resolve=resolve, pool=found.name, device=found.device
+                all_leaks += find_leaks(
+                    found.live_blocks,
+                    epochs=epochs,
+                    chains=getattr(found, "chains", None),
+                    now=getattr(found, "ended_at", None),
+                    resolve=resolve,
+                    pool=found.name,
+                    device=found.device,
                 )
-                all_leaks += Leaks(tuple(_suppressed(leak, rules) for leak in of_pool))
-        return cls(
+        whole = cls(
             version=_version(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             leak_policy=policy,
             processes=(process or Process.this(),),
             pools=tuple(_pool_facts(found) for found in findings),
             faults=tuple(faults),
-            suppressed_faults=tuple(suppressed),
             leaks=all_leaks,
             coverage=_coverage(findings, resolve, policy),
-            suppressions=tuple(UsedRule(str(rule), rule.used) for rule in rules.rules),
+        )
+        return whole.suppress(rules)
+
+    def suppress(self, rules: Suppressions) -> Report:
+        """Give the report with `rules` held against its findings, beside those that it was made with."""
+        faults: list[Fault] = []
+        suppressed = list(self.suppressed_faults)
+        for fault in self.faults:
+            rule = rules.find(fault.kind, fault.stacks, [fault.tag], count=fault.count)
+            (faults if rule is None else suppressed).append(fault)
+        used = {rule.rule: rule.used for rule in self.suppressions}
+        leaks = Leaks(tuple(leak if leak.suppressed_by else _suppressed(leak, rules) for leak in self.leaks))
+        for rule in rules.rules:
+            used[str(rule)] = used.get(str(rule), 0) + rule.used
+        return replace(
+            self,
+            faults=tuple(faults),
+            suppressed_faults=tuple(suppressed),
+            leaks=leaks,
+            suppressions=tuple(UsedRule(*item) for item in used.items()),
         )
 
     @classmethod
@@ -230,7 +250,23 @@ class Report:
     @property
     def counts(self) -> int:
         """How many findings count for the exit code: faults and counted leaks, without suppressed ones."""
-        return len(self.faults) + len(self.counted_leaks)
+        return sum(fault.count for fault in self.faults) + len(self.counted_leaks)
+
+    @property
+    def suppressed(self) -> int:
+        """How many findings suppressions took."""
+        faults = sum(fault.count for fault in self.suppressed_faults)
+        return faults + sum(bool(leak.suppressed_by) for leak in self.leaks)
+
+    @property
+    def suggested_rules(self) -> dict[str, str]:
+        """A ready suppression for each finding that counts, each once, with the first finding that it is for."""
+        rules: dict[str, str] = {}
+        for fault in self.faults:
+            rules.setdefault(suggest(fault.kind, fault.stack, fault.tag), str(fault))
+        for leak in self.counted_leaks:
+            rules.setdefault(suggest(leak.leak_class, leak.allocated_at, leak.tag), str(leak))
+        return rules
 
     @property
     def grouped_faults(self) -> list[list[Fault]]:
@@ -249,6 +285,12 @@ class Report:
 
         return render(self, color=color, width=width)
 
+    def to_html(self) -> str:
+        """Give a page of its own, without scripts and without anything from elsewhere."""
+        from streampool._report_html import render
+
+        return render(self)
+
     def to_json(self) -> str:
         """Give the JSON text, as report_schema.json describes it."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
@@ -263,10 +305,10 @@ class Report:
             "leak_policy": str(self.leak_policy),
             "summary": {
                 "counts": self.counts,
-                "faults": len(self.faults),
+                "faults": sum(fault.count for fault in self.faults),
                 "counted_leaks": len(self.counted_leaks),
                 "leaked_bytes": self.counted_leaks.bytes,
-                "suppressed": len(self.suppressed_faults) + sum(bool(leak.suppressed_by) for leak in self.leaks),
+                "suppressed": self.suppressed,
             },
             "processes": [{"pid": p.pid, "command": list(p.command), "python": p.python} for p in self.processes],
             "pools": [_plain(pool) for pool in self.pools],

@@ -23,9 +23,10 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
-from streampool import _core
+from streampool import _core, session
 from streampool._core import StreamError
 from streampool._core import sim as _sim
+from streampool._sim_graphs import Graph
 from streampool._sizes import parse_size
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Event",
     "Frame",
     "Gate",
+    "Graph",
     "MachineOptions",
     "Race",
     "RaceKind",
@@ -466,12 +468,13 @@ class Stream:
         return self._device._core.capture_state(self._open())[0]
 
     def begin_capture(self) -> None:
-        """Capture the work queued from here on instead of running it."""
+        """Capture the work queued from here on into a graph instead of running it."""
         self._device._core.begin_capture(self._open())
 
-    def end_capture(self) -> bool:
-        """End the capture that began here. False: something invalidated it on the way."""
-        return self._device._core.end_capture(self._open())
+    def end_capture(self) -> Graph | None:
+        """End the capture that began here and give its graph. None: something invalidated it on the way."""
+        graph = self._device._core.end_capture(self._open())
+        return None if graph is None else Graph(graph)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -796,6 +799,8 @@ def races(device: Device | None = None) -> list[Race]:
         _untaken.extend(map(_race, _sim.races()))
         taken = [race for race in _untaken if device is None or race.device == device.name]
         _untaken[:] = [race for race in _untaken if device is not None and race.device != device.name]
+    if taken and (watching := session.active()) is not None:
+        watching.note_races(taken)
     return taken
 
 

@@ -72,13 +72,15 @@ class Suppressions:
         """Read a file of rules; ``OSError`` when it cannot be read, ``ValueError`` when it is wrong."""
         return cls.parse(path.read_text(encoding="utf-8").splitlines(), source=str(path))
 
-    def find(self, kind: str, stacks: Iterable[Sequence[Frame]], tags: Iterable[str] = ()) -> Rule | None:
-        """Give the first rule that fits a finding, and count its use."""
+    def find(
+        self, kind: str, stacks: Iterable[Sequence[Frame]], tags: Iterable[str] = (), *, count: int = 1
+    ) -> Rule | None:
+        """Give the first rule that fits a finding, and count its use: `count` findings of one kind and place."""
         names = {name for stack in stacks for frame in stack for name in _names(frame)}
         names.update(tag for tag in tags if tag)
         for rule in self.rules:
             if rule.matches(kind, names):
-                rule.used += 1
+                rule.used += count
                 return rule
         return None
 

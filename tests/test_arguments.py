@@ -177,6 +177,7 @@ TAKES: dict[str, dict[str, str]] = {
     },
     "sim.Device.wait_event": {"stream": "whole", "event": "whole"},
     "sim.Device.record_event": {"event": "whole", "stream": "whole"},
+    "sim.Graph.launch": {"stream": "whole"},
     "sim.Device.launch": {
         "stream": "whole",
         "body": "callable?",
@@ -212,6 +213,7 @@ class World:
     buffer: sp.Buffer
     pointer: int
     event: sp.sim.Event
+    graph: sp.sim.Graph
 
     def function(self, name: str) -> Callable[..., object]:
         """Give the native function of a row of `TAKES`, bound to an object of this world."""
@@ -219,6 +221,7 @@ class World:
             "Pool": self.pool,
             "Buffer": self.buffer,
             "sim.Device": self.scene.device._core,
+            "sim.Graph": self.graph._graph,
             "sim": native_sim,
             "": _core,
         }
@@ -283,7 +286,11 @@ def world() -> Iterator[World]:
         stream = here.stream(pool)
         buffer = pool.allocate(16, stream=stream)
         pointer = pool.allocate_raw(4 * KIB, stream=stream)
-        yield World(here, pool, stream, buffer, pointer, stream.record())
+        captured = here.stream()
+        captured.begin_capture()
+        graph = captured.end_capture()
+        assert graph is not None
+        yield World(here, pool, stream, buffer, pointer, stream.record(), graph)
         _core.set_current_stream_hook(streams._chosen)
 
 

@@ -6,6 +6,7 @@ No test looks at how long anything takes: figures are only held to being there a
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import shutil
@@ -21,9 +22,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streampool
-from streampool import _paths, sim, traces
+from streampool import _paths, config, sim, traces
 from streampool._bench import budgets, builds, engine, kinds, peers, plot, python_worker, run, tables, worker
-from streampool._bench.calls import CALLS
+from streampool._bench.calls import CALLS, FEATURES
+from streampool._bench.kinds import FEATURES_PATTERN
 from streampool.cli import cli
 
 ROOT = Path(__file__).parent.parent
@@ -171,6 +173,29 @@ def test_ordering_counts_the_driver_calls_of_a_pair() -> None:
     assert calls["1 MiB pair, lasting stream"] == {}
     assert calls["4 KiB pair, raw handle"]["stream_id"] == pytest.approx(2)
     assert calls["1 MiB pair, raw handle: fenced in the free"]["event_record"] == pytest.approx(1)
+
+
+def test_debug_measures_each_part_of_debug_mode_against_production(tmp_path: Path) -> None:
+    result = measured("debug", "--no-compile")
+    rows = [row for row in result["rows"] if row["pattern"] == FEATURES_PATTERN]
+    assert [row["parameters"]["call"] for row in rows] == [f"feature-{feature}" for feature in FEATURES]
+    assert {row["baseline"] for row in rows} == {FEATURES["none"][0]}
+    for label, options in FEATURES.values():
+        settings = dict(item.split("=") for item in options.split(":") if item)
+        assert label
+        for name, value in settings.items():
+            config.check_option(name, value)
+    # What a generator of the pages makes of it.
+    spec = importlib.util.spec_from_file_location("bench_tables", ROOT / "tools" / "bench_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    table = module._PARTS["features"](result)
+    assert table.count("**") == 2
+    assert all(f"| {label} |" in table for label, _ in FEATURES.values())
+    with pytest.raises(SystemExit, match="streampool bench debug"):
+        module._PARTS["features"]({**result, "rows": []})
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------

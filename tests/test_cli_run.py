@@ -373,6 +373,29 @@ def test_the_report_is_text_or_json_by_its_name(tmp_path: Path) -> None:
         assert not text.startswith("{")
 
 
+def test_a_report_as_html_is_a_page(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(FAULTY)
+    page = tmp_path / "report.html"
+    done = streampool("run", "--device", "sim", "--mode", "debug", "--report", page, script, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    written = page.read_text(encoding="utf-8")
+    assert written.startswith("<!DOCTYPE html>")
+    assert "About overrun" in written
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)],
+)
+def test_the_report_is_coloured_only_where_a_person_reads_it_and_has_not_refused(
+    run: Any, environment: dict[str, str], coloured: bool
+) -> None:
+    ran = run(FAULTY, **environment)
+    assert ("\x1b[" in ran.err) == coloured
+    assert "FAULT 1 of 1: overrun" in ran.err
+
+
 def test_a_report_as_text_about_a_file_whose_name_is_no_text_is_written(tmp_path: Path) -> None:
     script = os.fsencode(tmp_path) + b"/\xff.py"
     Path(os.fsdecode(script)).write_text(LEAKY)

@@ -166,6 +166,68 @@ def saved_report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return saved.read_text()
 
 
+@pytest.fixture
+def saved(saved_report: str, tmp_path: Path) -> Path:
+    path = tmp_path / "saved.json"
+    path.write_text(saved_report)
+    return path
+
+
+def test_a_saved_report_becomes_a_page_in_a_file_that_is_not_overwritten_unasked(saved: Path) -> None:
+    page = saved.with_suffix(".html")
+    options = ["report", str(saved), "--format", "html", "--output", str(page)]
+    done = CliRunner().invoke(cli, options)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == ""
+    assert f"written to {page}" in done.stderr
+    first = page.read_text(encoding="utf-8")
+    assert first.startswith("<!DOCTYPE html>")
+    assert "program.py:6 in &lt;module&gt;" in first
+    page.write_text("mine")
+    done = CliRunner().invoke(cli, options)
+    assert done.exit_code == 2
+    assert f"{page} exists: --force overwrites it" in done.stderr
+    assert page.read_text() == "mine"
+    assert CliRunner().invoke(cli, [*options, "--force"]).exit_code == 0
+    assert page.read_text(encoding="utf-8") == first
+    assert CliRunner().invoke(cli, ["report", str(saved), "--format", "html"]).stdout == first
+
+
+def test_the_rules_that_a_report_suggests_suppress_all_of_it(saved: Path) -> None:
+    rules = CliRunner().invoke(cli, ["report", str(saved), "--format", "suppressions"])
+    assert rules.exit_code == 0, rules.output
+    assert "# overrun: write of 1 byte" in rules.stdout
+    known = saved.with_suffix(".txt")
+    known.write_text(rules.stdout + "underrun:nobody\n")
+    as_json = CliRunner().invoke(cli, ["report", str(saved), "--json", "--suppressions", str(known)])
+    data = json.loads(as_json.stdout)
+    assert data["summary"]["counts"] == 0
+    assert data["summary"]["suppressed"] == 2
+    assert [rule["used"] for rule in data["suppressions"]] == [1, 1, 0]
+    text = CliRunner().invoke(cli, ["report", str(saved), "--suppressions", str(known)])
+    assert "unused rules  underrun:nobody" in text.stdout
+    page = CliRunner().invoke(cli, ["report", str(saved), "--format", "html", "--suppressions", str(known)])
+    assert "0: unused" in page.stdout
+    nothing = CliRunner().invoke(cli, ["report", str(saved), "--format", "suppressions", "--suppressions", str(known)])
+    assert nothing.stdout == "# nothing was found that counts\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--force"], "--force goes with --output"),
+        (["--output", "no/such/folder/x.html"], "cannot be written: No such file or directory"),
+        (["--format", "pdf"], "'pdf' is not one of"),
+        (["--suppressions", "SAVED"], "is not kind:glob"),
+    ],
+)
+def test_wrong_use_of_report_ends_with_2_and_says_what_is_wrong(saved: Path, options: list[str], says: str) -> None:
+    options = [str(saved) if option == "SAVED" else option for option in options]
+    done = CliRunner().invoke(cli, ["report", str(saved), *options])
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -28,7 +28,7 @@ def empty_ring() -> Iterator[None]:
 
 def misadventures() -> None:
     """Make one event of each kind that the core has."""
-    with sp.Pool("sim:0", name="logged", limit="64MiB", wait_timeout=0) as pool:
+    with sp.Pool("sim:0", name="logged", mode="debug", limit="64MiB", wait_timeout=0) as pool:
         pool.allocate(MIB).close()
         with pytest.raises(sp.OutOfMemoryError):
             pool.allocate(GIB)

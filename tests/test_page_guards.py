@@ -446,6 +446,7 @@ def test_the_records_say_the_same_as_the_living_pool(sc: Scene, tmp_path: Path) 
     assert [c.block.allocated_at for c in records.candidates] == [c.block.allocated_at for c in fault.candidates]
     assert [c.block.freed_at for c in records.candidates] == [c.block.freed_at for c in fault.candidates]
     assert f"{len(living)} blocks between unmapped pages may be meant" in records.to_text()
+    assert "docs/faults/illegal_access.md" in records.to_text()
 
 
 def test_records_are_there_after_a_process_was_killed(tmp_path: Path) -> None:

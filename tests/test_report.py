@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -168,6 +169,34 @@ def test_every_kind_has_its_sentence_its_advice_and_its_page(kind: FaultKind, re
         text = report(Found(faults=[facts])).to_text()
         assert_in_order(text, f"FAULT 1 of 1: {kind}", f"docs/faults/{kind}.md", f"SUMMARY: streampool: {kind}")
     assert (request.config.rootpath / "docs" / "faults" / f"{kind}.md").read_text().startswith(f"# {kind}\n")
+
+
+SECTIONS = ["What the report shows", "Typical causes", "How to find the line", "Is the pool wrong?", "Suppress"]
+
+
+@pytest.mark.parametrize("word", [*FaultKind, *LeakClass])
+def test_every_page_answers_the_same_questions_and_its_links_lead_somewhere(
+    word: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.config.rootpath / "docs" / "faults"
+    page = (folder / f"{word}.md").read_text()
+    assert page.startswith(f"# {word}\n\n**")
+    assert re.findall("^## (.*)$", page, re.MULTILINE) == SECTIONS
+    assert f"]({word}.md)" in (folder / "README.md").read_text()
+    for target, _, part in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", page)):
+        other = (folder / (target or f"{word}.md")).read_text()
+        titles = [
+            re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in re.findall("^#+ (.*)$", other, re.MULTILINE)
+        ]
+        assert not part or part in titles, f"{target}#{part}"
+
+
+@pytest.mark.parametrize("leak_class", LeakClass)
+def test_every_leak_says_what_to_do_and_names_its_page(leak_class: LeakClass) -> None:
+    one = Report(leak_policy=LeakPolicy.ALL, leaks=Leaks((Leak(leak_class, bytes=1, blocks=1),)))
+    assert f"(docs/faults/{leak_class}.md)" in one.to_text()
+    assert f'href="#about-{leak_class}"' in one.to_html()
+    assert one.to_dict()["leaks"][0]["page"] == f"docs/faults/{leak_class}.md"
 
 
 def test_the_kinds_are_those_of_the_native_table(request: pytest.FixtureRequest) -> None:

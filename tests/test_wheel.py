@@ -60,6 +60,9 @@ def test_it_ships_the_extension_the_library_the_headers_and_the_cmake_package(wh
         "streampool/_bench_native/serve.hpp",
         "streampool/_bench_native/peers/rmm.cpp",
         "streampool/bench_schema.json",
+        "streampool/report_schema.json",
+        "streampool/_faults/overrun.md",
+        "streampool/_faults/growing.md",
     ):
         assert wanted in names
     assert any(name.startswith("streampool/_core.") and name.endswith(".so") for name in names)

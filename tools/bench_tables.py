@@ -4,8 +4,9 @@
     python tools/bench_tables.py --check    # ends with 1 where they are not what the files say
 
 A table stands between `<!-- table: FILE PART -->` and `<!-- end of table -->`. FILE is a result; PART is what to show:
-a kind of `streampool bench`, `budgets`, `machine`, `headline`; `program` of the program pairs, `traces` of
-gpu_traces.py, `overlap` of overlap.py, `instructions` of count_instructions.py. Needs the installed streampool.
+a kind of `streampool bench`, `features` (the parts of debug mode, of the kind debug), `budgets`, `machine`, `headline`;
+`program` of the program pairs, `traces` of gpu_traces.py, `overlap` of overlap.py, `instructions` of
+count_instructions.py. Needs the installed streampool.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from streampool._bench import tables
+from streampool._bench.kinds import FEATURES_PATTERN
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,6 +39,14 @@ def _kind(part: str) -> Callable[[_Result], str]:
         return "\n\n".join(tables.markdown(table) for table in tables.tables(only))
 
     return show
+
+
+def _features(result: _Result) -> str:
+    """Give what each part of debug mode costs: of the kind debug, that table alone."""
+    rows = [row for row in result["rows"] if row["pattern"] == FEATURES_PATTERN]
+    if not rows:
+        raise SystemExit("the result has no rows of debug mode's parts: `streampool bench debug` measures them")
+    return _kind("debug")({**result, "rows": rows})
 
 
 def _budgets(result: _Result) -> str:
@@ -136,6 +146,7 @@ def _program(result: _Result) -> str:
 
 
 _PARTS: dict[str, Callable[[_Result], str]] = {
+    "features": _features,
     "budgets": _budgets,
     "machine": _machine,
     "headline": _headline,

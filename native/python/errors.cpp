@@ -69,6 +69,7 @@ static void tell_of_oom(const nb::object& error) {
 void raise(pool::Failure& failure) {
   using pool::Errc;
   const Classes& c = g_classes;
+  failure.text += pool::see_page(failure.code);
   switch (failure.code) {
     case Errc::out_of_memory: {
       // Only here, with the GIL, can call sites be named.

@@ -35,6 +35,7 @@ nb::dict fault_dict(const debug::Fault& f) {
   nb::dict d;
   d["kind"] = std::string(debug::fault_word(f.kind));
   d["number"] = f.number;
+  d["count"] = f.count;
   d["block"] = optional(f.block);
   d["below"] = optional(f.below);
   d["above"] = optional(f.above);
@@ -73,6 +74,7 @@ nb::dict totals_dict(const debug::Totals& t, const debug::PageGuardTotals& p) {
   d["quarantined_bytes"] = t.quarantined_bytes;
   d["faults"] = t.faults;
   d["faults_dropped"] = t.faults_dropped;
+  d["faults_repeated"] = t.faults_repeated;
   d["freed_bytes"] = t.freed_bytes;
   d["untouched_bytes"] = t.untouched_bytes;
   d["page_guarded"] = p.guarded;

@@ -39,17 +39,25 @@ constexpr Text kOptionValue{"an option's value"};
 
 constexpr int kSampledDepth = 32;  // Python frames of a sampled allocation
 
-// on_fault=raise: at the pool's next call after a finding arrived, before that call does anything.
-void raise_found_faults(PyPool& self) {
-  if (!self.core->options().raise_on_fault) return;
+// on_fault=raise|abort|callback: at the pool's next call after a finding arrived, before that call does anything.
+void tell_faults(PyPool& self) {
+  if (!self.core->must_tell()) return;
   const nb::object hook = nb::module_::import_("streampool._core").attr("_fault_hook");
-  // The Python layer formats and raises; nothing to do where it did not ask.
+  // The Python layer formats and acts; nothing to do where it did not ask.
   if (!hook.is_none()) hook(nb::cast(&self, nb::rv_policy::reference));
+}
+
+// A free that failed is an error of its own. Whoever asked to be called, or to stop, is told of it here and not later.
+[[noreturn]] void raise_told(PyPool& self, Failure& failure) {
+  using OnFault = pool::Options::OnFault;
+  if (const OnFault what = self.core->options().on_fault; what == OnFault::abort || what == OnFault::callback)
+    tell_faults(self);
+  raise(failure);
 }
 
 pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle stream, bool stream_ordered, bool raw,
                         std::string_view tag) {
-  raise_found_faults(self);
+  tell_faults(self);
   Core& core = *self.core;
   pool::AllocRequest request;
   request.size = size;
@@ -74,24 +82,24 @@ pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle st
 
 void free_raw(PyPool& self, Given<kPointer> pointer, nb::handle stream) {
   if (frees_ignored()) return;
-  raise_found_faults(self);
+  tell_faults(self);
   pool::FreeRequest request;
   if (!stream.is_none()) request.stream = stream_handle(stream, *self.core, "free_raw");
   if (self.core->debugging()) request.stack = capture_stack(self.stack_depth, self.native_depth);
   if (self.core->try_free(*pointer, request)) return;
   Failure failure;
-  if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise(failure);
+  if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise_told(self, failure);
 }
 
 void free_raw_sized(PyPool& self, Given<kPointer> pointer, Given<kSize> size, nb::handle stream) {
   if (frees_ignored()) return;
-  raise_found_faults(self);
+  tell_faults(self);
   pool::FreeRequest request;
   if (!stream.is_none()) request.stream = stream_handle(stream, *self.core, "free_raw_sized");
   request.size = *size;
   if (self.core->debugging()) request.stack = capture_stack(self.stack_depth, self.native_depth);
   Failure failure;
-  if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise(failure);
+  if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise_told(self, failure);
 }
 
 PyPool make_pool(std::shared_ptr<driver::Driver> driver, Kind kind, std::string_view name, nb::dict options) {
@@ -200,7 +208,12 @@ void bind_pool(nb::module_& m) {
           [](PyPool& p, nb::handle stream) {
             // A stream that was closed meanwhile ends its capture too, or the pool would see it open for ever.
             must_look_like_a_stream(stream);
-            guarded([&](Failure* f) { return p.core->end_capture(f); });
+            driver::StreamHandle handle = 0;
+            try {
+              handle = stream_handle(stream, *p.core, "end_capturing");
+            } catch (const std::exception&) {
+            }
+            guarded([&](Failure* f) { return p.core->end_capture(handle, f); });
           },
           nb::arg("stream").none())
       .def(

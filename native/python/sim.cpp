@@ -86,7 +86,7 @@ class Body {
     if (finalizing() || Py_IsInitialized() == 0) return;
     const PyGILState_STATE state = PyGILState_Ensure();
     call();
-    Py_CLEAR(callable_);
+    if (!sim::in_graph()) Py_CLEAR(callable_);
     empty_graveyard();
     PyGILState_Release(state);
   }
@@ -169,6 +169,10 @@ struct GateRef {
 };
 struct DeviceRef {
   std::shared_ptr<sim::Device> device;
+};
+struct GraphRef {
+  std::shared_ptr<sim::Device> device;
+  std::shared_ptr<sim::Graph> graph;  // null: closed
 };
 
 // -- what functions are given ----------------------------------------------------------------------------------------
@@ -337,6 +341,19 @@ void bind_machine(nb::module_& m) {
       .def_prop_ro("is_open", [](const GateRef& self) { return self.gate->is_open(); });
 }
 
+void bind_graphs(nb::module_& m) {
+  nb::class_<GraphRef>(m, "Graph")
+      .def(
+          "launch",
+          [](const GraphRef& self, Given<kStream> stream) {
+            empty_graveyard();
+            if (!self.graph) throw nb::value_error("the graph is closed");
+            check(self.device->launch_graph(self.graph, *stream));
+          },
+          parameter<kStream>())
+      .def("close", [](GraphRef& self) { self.graph.reset(); });
+}
+
 constexpr Flag kBlocking{"blocking"};
 constexpr Whole<int> kNumber{"number", "a driver's error", 1};
 constexpr Flag kGone{"gone"};
@@ -382,9 +399,10 @@ void bind_streams(nb::class_<DeviceRef>& device) {
       .def(
           "end_capture",
           [](const DeviceRef& self, Given<kStream> stream) {
-            bool valid = false;
-            check(self.device->end_capture(*stream, &valid));
-            return valid;
+            empty_graveyard();
+            GraphRef out{self.device, nullptr};
+            check(self.device->end_capture(*stream, &out.graph));
+            return out.graph ? nb::cast(std::move(out)) : nb::none();
           },
           parameter<kStream>())
       .def(
@@ -502,6 +520,7 @@ void bind_sim(nb::module_& core) {
   nb::set_leak_warnings(false);
   nb::module_ m = core.def_submodule("sim", "Controls of the simulated machine; use streampool.sim.");
   bind_machine(m);
+  bind_graphs(m);
   nb::class_<DeviceRef> device(m, "Device");
   device.def_prop_ro("driver", [](const DeviceRef& self) -> std::shared_ptr<driver::Driver> { return self.device; })
       .def_prop_ro("name", [](const DeviceRef& self) { return std::string(self.device->name()); })

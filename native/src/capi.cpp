@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/types.hpp"
+#include "capi_faults.hpp"
 #include "debug/capture.hpp"
 #include "debug/fault.hpp"
 #include "driver/driver.hpp"
@@ -36,6 +37,7 @@ struct sp_device {
 
 struct sp_pool {
   std::shared_ptr<pool::Core> core;
+  streampool::capi::FaultTeller faults{};
 };
 
 namespace {
@@ -99,8 +101,9 @@ sp_status status_of(pool::Errc code) {
 
 sp_status finish(pool::Errc code, pool::Failure& failure) {
   if (code == pool::Errc::ok) return SP_OK;
-  return fail(failure.lost ? SP_ERROR_DEVICE_LOST : status_of(code),
-              failure.text.empty() ? std::string(pool::errc_word(code)) : std::move(failure.text));
+  return fail(
+      failure.lost ? SP_ERROR_DEVICE_LOST : status_of(code),
+      (failure.text.empty() ? std::string(pool::errc_word(code)) : std::move(failure.text)) + pool::see_page(code));
 }
 
 sp_status finish(const driver::Status& status) {
@@ -164,19 +167,10 @@ streampool::debug::StackId stack_of_call(const pool::Core& core) {
   return streampool::debug::capture(core.options().stack_depth, core.options().native_depth);
 }
 
-// With on_fault=raise: the faults that were found and not yet told.
-sp_status untold_faults(pool::Core& core) {
-  if (!core.options().raise_on_fault) return SP_OK;
-  const auto faults = core.take_faults();
-  if (faults.empty()) return SP_OK;
-  const auto& first = faults.front();
-  std::string text =
-      std::to_string(faults.size()) + (faults.size() == 1 ? " fault was found: " : " faults were found; the first: ");
-  text += std::string(streampool::debug::fault_word(first.kind)) + ", " +
-          std::string(streampool::debug::fault_meaning(first.kind)) + ", at " + pool::hex(first.address);
-  if (first.block)
-    text += ", block of " + std::to_string(first.block->size) + " bytes at " + pool::hex(first.block->address);
-  return fail(SP_ERROR_FAULT, std::move(text));
+// Does with the faults that were found and not yet told what option on_fault says.
+sp_status tell_faults(sp_pool& pool) {
+  std::optional<std::string> raised = pool.faults.tell(&pool, *pool.core);
+  return raised ? fail(SP_ERROR_FAULT, std::move(*raised)) : SP_OK;
 }
 
 sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHandle> stream,
@@ -188,7 +182,10 @@ sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHan
   request.stream = stream;
   request.size = size;
   if (handle->core->debugging()) request.stack = stack_of_call(*handle->core);
-  return finish(handle->core->free(address(ptr), request, &failure), failure);
+  const sp_status status = finish(handle->core->free(address(ptr), request, &failure), failure);
+  // Who asked for an error has one already.
+  if (status != SP_OK && handle->core->options().on_fault != pool::Options::OnFault::raise) tell_faults(*handle);
+  return status;
 }
 
 // The full calls, kept apart so that the fast paths in front of them need no stack frame for theirs.
@@ -198,7 +195,7 @@ sp_status free_block(sp_pool* handle, void* ptr, std::optional<driver::StreamHan
     if (pool == nullptr) return null_argument("pool");
     if (out == nullptr) return null_argument("out");
     pool::Core& core = *pool->core;
-    if (const sp_status status = untold_faults(core); status != SP_OK) return status;
+    if (const sp_status status = tell_faults(*pool); status != SP_OK) return status;
     pool::AllocRequest request;
     request.size = size;
     request.alignment = alignment != 0 ? alignment : streampool::kMinAlignment;
@@ -319,7 +316,8 @@ sp_status sp_pool_create(sp_device* device, const char* kind, const char* name, 
     pool::Failure failure;
     auto core = pool::Core::create(device->driver, *wanted, name != nullptr ? name : "default", settings, &failure);
     if (!core) return finish(failure.code, failure);
-    *out = new sp_pool{std::move(core)};
+    *out = new sp_pool;
+    (*out)->core = std::move(core);
     return SP_OK;
   });
 }
@@ -328,7 +326,7 @@ sp_status sp_pool_close(sp_pool* pool) {
   return guarded([&] {
     if (pool == nullptr) return null_argument("pool");
     pool->core->close();
-    return untold_faults(*pool->core);
+    return tell_faults(*pool);
   });
 }
 
@@ -448,7 +446,17 @@ sp_status sp_check(sp_pool* pool, double timeout, uint64_t* faults) {
     if (faults != nullptr) *faults = report.result.faults;
     pool::Failure failure;
     if (report.errc != pool::Errc::ok) return finish(report.errc, failure);
-    return untold_faults(*pool->core);
+    return tell_faults(*pool);
+  });
+}
+
+sp_status sp_set_fault_function(sp_pool* pool, sp_fault_function function, void* user) {
+  return guarded([&] {
+    if (pool == nullptr) return null_argument("pool");
+    if (function != nullptr && pool->core->options().on_fault != pool::Options::OnFault::callback)
+      return fail(SP_ERROR_INVALID_ARGUMENT, "the pool calls no function: make it with option on_fault=callback");
+    pool->faults.call(function, user);
+    return SP_OK;
   });
 }
 

@@ -74,6 +74,7 @@ class FakeDriver final : public driver::Driver {
   Status pool_observe(driver::StreamHandle) override { return no(); }
   Status pool_trim(driver::PoolHandle, Bytes) override { return no(); }
   Status stream_is_capturing(driver::StreamHandle, driver::CaptureState*) override { return no(); }
+  Status graph_retain(driver::StreamHandle, std::uint64_t, void (*)(void*), void*) override { return no(); }
   Status stream_id(driver::StreamHandle, std::uint64_t*) override { return no(); }
   Status stream_owner(driver::StreamHandle, std::shared_ptr<driver::Driver>*) override { return no(); }
   Status stream_create(driver::StreamHandle*) override { return no(); }

@@ -2,6 +2,7 @@
 // May import the public headers and what tests share.
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -109,6 +110,34 @@ STREAMPOOL_TEST("a pool handle can be given up while a block is live, which stay
   sp::check(sp_alloc(pool, 64, 0, stream, &ptr));
   sp::check(sp_pool_destroy(pool));
   *static_cast<volatile char*>(ptr) = 1;  // simulated device memory is the host's
+}
+
+STREAMPOOL_TEST("a function in C++ is told of each fault, and lives as long as the pool's blocks") {
+  const sp::Device device("sim:0");
+  const sp::Stream stream = device.create_stream();
+  std::vector<std::string> told;
+  sp::Block left;
+  {
+    const sp::Pool pool(device, "device", "mode=debug:on_fault=callback");
+    pool.on_fault([&told](const sp_fault_t& fault) { told.push_back(fault.kind); });
+    sp::Block block = pool.allocate(1000, stream);
+    static_cast<char*>(block.data())[1000] = 1;  // simulated device memory is the host's
+    CHECK_EQ(pool.check_memory(), 1u);
+    CHECK_EQ(told.size(), 1u);
+    CHECK_EQ(told.at(0), std::string("overrun"));
+    left = pool.allocate(8, stream);
+    static_cast<char*>(left.data())[-1] = 1;
+    pool.close();
+    CHECK_EQ(told.size(), 2u);
+    const sp::Pool silent(device, "device", "mode=debug");
+    try {
+      silent.on_fault([](const sp_fault_t&) {});
+      CHECK(false);
+    } catch (const sp::Error& error) {
+      CHECK(error.status() == SP_ERROR_INVALID_ARGUMENT);
+    }
+  }
+  CHECK_EQ(told.at(1), std::string("underrun"));
 }
 
 // Threads without Python: inside Python their stacks are native ones.

@@ -306,6 +306,19 @@ STREAMPOOL_TEST("cuda: every method makes its call, counted under its name") {
   CHECK(device.stream_is_capturing(stream, &state).ok());
   CHECK(state.capturing && state.id == 77);
   check_code(device.stream_id(stream, &id), Code::capturing, 900, "stream_id");
+  int ended = 0;
+  const auto end_one = [](void* object) { ++*static_cast<int*>(object); };
+  check_code(device.graph_retain(stream, 78, end_one, &ended), Code::capturing, 901, "graph_retain");  // another's id
+  stub->failing_result = 999;
+  for (const char* call : {"cuUserObjectCreate", "cuGraphRetainUserObject"}) {
+    stub->failing = call;
+    CHECK(!device.graph_retain(stream, 77, end_one, &ended));
+  }
+  stub->failing = "";
+  CHECK(device.graph_retain(stream, 77, end_one, &ended).ok());
+  CHECK_EQ(ended, 0);
+  stub.function<void (*)()>("stub_end_graph")();
+  CHECK_EQ(ended, 1);
   CHECK(device.event_destroy(event).ok());
   CHECK(device.stream_destroy(stream).ok());
   CHECK_EQ(stub->live, live);

@@ -307,6 +307,34 @@ STREAMPOOL_TEST("faults beyond the maximum are counted and not kept") {
   CHECK_EQ(pool.debugger.totals().faults_dropped, 3u);
 }
 
+STREAMPOOL_TEST("faults of one kind from the same lines are kept so often, and then counted with the last") {
+  Options options = debug_options();
+  options.max_repeats = 2;
+  FakePool pool(options);
+  const auto misuse = [&](FaultKind kind, StackId at) {
+    Fault fault;
+    fault.kind = kind;
+    fault.at = at;
+    pool.debugger.report(fault);
+  };
+  CHECK(!pool.debugger.has_faults());
+  for (int i = 0; i < 9; ++i) misuse(FaultKind::foreign_free, 5);
+  misuse(FaultKind::foreign_free, 6);
+  misuse(FaultKind::interior_free, 5);
+  for (int i = 0; i < 4; ++i) misuse(FaultKind::foreign_free, 0);  // without a stack nothing says that they are alike
+  CHECK(pool.debugger.has_faults());
+  std::vector<std::uint64_t> counts;
+  for (const Fault& fault : pool.debugger.take_faults()) counts.push_back(fault.count);
+  CHECK(counts == (std::vector<std::uint64_t>{1, 1, 7, 1, 1, 1, 1, 1, 1}));
+  CHECK(!pool.debugger.has_faults());
+  misuse(FaultKind::foreign_free, 5);
+  CHECK(pool.debugger.has_faults());
+  CHECK_EQ(pool.debugger.take_faults().at(0).count, 1u);
+  CHECK_EQ(pool.debugger.totals().faults, 16u);
+  CHECK_EQ(pool.debugger.totals().faults_repeated, 6u);
+  CHECK_EQ(pool.debugger.totals().faults_dropped, 0u);
+}
+
 STREAMPOOL_TEST("misuse at the call is kept with the other faults and numbered") {
   FakePool pool(debug_options());
   Fault fault;

@@ -9,9 +9,9 @@ using namespace streampool::driver;
 using testing::Scene;
 
 bool end(const Scene& scene, StreamHandle stream) {
-  bool valid = false;
-  CHECK(scene.device->end_capture(stream, &valid));
-  return valid;
+  std::shared_ptr<sim::Graph> graph;
+  CHECK(scene.device->end_capture(stream, &graph));
+  return graph != nullptr;
 }
 
 bool capturing(const Scene& scene, StreamHandle stream) {
@@ -31,6 +31,107 @@ STREAMPOOL_TEST("captured work is not executed and a capture check harms nothing
   CHECK(!capturing(scene, s));
   CHECK(scene.device->stream_synchronize(s));
   CHECK(!ran);
+}
+
+STREAMPOOL_TEST(
+    "a graph runs its work at each launch, in the captured order, between what stands before and behind it") {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    sim::Config config;
+    config.scheduler = sim::Scheduler::seeded;
+    config.seed = seed;
+    const Scene scene(config);
+    const StreamHandle s = scene.stream(), joined = scene.stream(), t = scene.stream();
+    std::vector<int> ran;
+    const auto work = [&](StreamHandle stream, int number) {
+      CHECK(scene.device->launch({.stream = stream, .body = [&ran, number] { ran.push_back(number); }}));
+    };
+    CHECK(scene.device->begin_capture(s));
+    work(s, 1);
+    CHECK(scene.device->stream_wait_event(joined, scene.recorded(s)));
+    work(joined, 2);
+    work(s, 3);
+    CHECK(scene.device->stream_wait_event(s, scene.recorded(joined)));
+    work(s, 4);
+    std::shared_ptr<sim::Graph> graph;
+    CHECK(scene.device->end_capture(s, &graph));
+    CHECK(graph != nullptr);
+    for (int launch = 0; launch < 2; ++launch) {
+      ran.clear();
+      work(t, 0);
+      CHECK(scene.device->launch_graph(graph, t));
+      work(t, 5);
+      CHECK(scene.device->stream_synchronize(t));
+      CHECK_EQ(ran.size(), std::size_t{6});
+      CHECK(ran[0] == 0 && ran[1] == 1 && ran[4] == 4 && ran[5] == 5);
+    }
+    graph.reset();
+    CHECK(scene.device->synchronize());
+    CHECK_EQ(scene.device->pending_work(), std::uint64_t{0});
+  }
+}
+
+STREAMPOOL_TEST("the branches of a graph race, and launches of one graph follow each other on any streams") {
+  const Scene scene;
+  const StreamHandle s = scene.stream(), joined = scene.stream(), t = scene.stream();
+  const Address memory = scene.memory(kMiB);
+  const auto captured = [&](bool branches) {
+    CHECK(scene.device->begin_capture(s));
+    CHECK(scene.device->stream_wait_event(joined, scene.recorded(s)));
+    for (const StreamHandle stream : {s, joined})
+      if (branches || stream == s)
+        CHECK(scene.device->launch({.stream = stream, .accesses = {sim::writes(memory, 64)}}));
+    CHECK(scene.device->stream_wait_event(s, scene.recorded(joined)));
+    std::shared_ptr<sim::Graph> graph;
+    CHECK(scene.device->end_capture(s, &graph));
+    return graph;
+  };
+  const std::shared_ptr<sim::Graph> straight = captured(false), forked = captured(true);
+  CHECK(scene.device->launch_graph(straight, s));
+  CHECK(scene.device->launch_graph(straight, t));
+  CHECK(scene.device->synchronize());
+  CHECK_EQ(sim::races().size(), std::size_t{0});
+  CHECK(scene.device->launch_graph(forked, s));
+  CHECK(scene.device->synchronize());
+  CHECK_EQ(sim::races().size(), std::size_t{1});
+}
+
+STREAMPOOL_TEST("what a graph retains ends once, with the last holder and the last launch, or with a lost capture") {
+  const Scene scene;
+  const StreamHandle s = scene.stream();
+  int ended = 0;
+  const auto end_one = [](void* count) { ++*static_cast<int*>(count); };
+  const auto begin = [&] {
+    CHECK(scene.device->begin_capture(s));
+    CaptureState state;
+    CHECK(scene.device->stream_is_capturing(s, &state));
+    CHECK(scene.device->graph_retain(s, state.id, end_one, &ended));
+    return state.id;
+  };
+  const std::uint64_t first = begin();
+  const auto gate = std::make_shared<sim::Gate>();
+  CHECK(scene.device->launch({.stream = s, .gate = gate}));
+  std::shared_ptr<sim::Graph> graph;
+  CHECK(scene.device->end_capture(s, &graph));
+  CHECK(scene.device->launch_graph(graph, s));
+  graph.reset();
+  CHECK(sim::settle());
+  CHECK_EQ(ended, 0);
+  gate->open();
+  CHECK(scene.device->synchronize());
+  CHECK_EQ(ended, 1);
+
+  begin();
+  std::uint64_t id = 0;
+  CHECK(!scene.device->stream_id(s, &id));  // loses the capture
+  CHECK_EQ(scene.device->graph_retain(s, first + 1, end_one, &ended).number, 901);
+  CHECK_EQ(ended, 1);
+  CHECK(!end(scene, s));
+  CHECK_EQ(ended, 2);
+
+  begin();
+  CHECK(scene.device->graph_retain(s, first, end_one, &ended).code == Code::invalid);  // another capture's id
+  CHECK(scene.device->stream_destroy(s));
+  CHECK_EQ(ended, 3);
 }
 
 STREAMPOOL_TEST("asking the id of a capturing stream loses the capture") {

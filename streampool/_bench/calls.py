@@ -297,6 +297,30 @@ def _numba(device: str, options: str) -> Loop:
     return loop
 
 
+# What debug mode is made of: each with the options that switch on it and what it cannot be without.
+FEATURES: dict[str, tuple[str, str]] = {
+    "none": ("production mode, nothing of it", ""),
+    "track": ("tracking: number, thread and time of each block", "track=true"),
+    "stacks": (f"Python stacks of depth {DEPTH}", f"stack_depth={DEPTH}"),
+    "native-stacks": (f"Python and native stacks of depth {DEPTH}", f"stack_depth={DEPTH}:native_depth={DEPTH}"),
+    "guards": ("guards of 256 bytes, without fill", "guard_bytes=256"),
+    "fill": ("guards and fill", "guard_bytes=256:fill=true"),
+    "edges": ("guards and fill of 64 bytes at each end", "guard_bytes=256:fill=true:fill_edge_bytes=64"),
+    "quarantine": ("guards, fill and a quarantine of 64 MiB", "guard_bytes=256:fill=true:quarantine_bytes=64MiB"),
+    "untouched": ("guards, fill, and untouched bytes counted", "guard_bytes=256:fill=true:count_untouched=true"),
+    "page-guards-sampled": ("page guards, one block in 64 MiB", "page_guards=sampled"),
+    "page-guards": ("page guards for every block", "page_guards=all"),
+    "debug": ("mode debug: all but page guards", f"mode=debug:stack_depth={DEPTH}"),
+}
+
+
+def _streampool_feature(feature: str) -> Callable[[str, str], Loop]:
+    def make(device: str, options: str) -> Loop:
+        return _deep(_raw(*_pool(device, f"{FEATURES[feature][1]}:{options}")))
+
+    return make
+
+
 CALLS: tuple[Call, ...] = (
     Call("empty", "empty nanobind method pair, the same arguments", "python", "empty", "streampool", "", _empty, False),
     Call("nothing", "empty nanobind method pair, no arguments", "python", "empty", "streampool", "", _nothing, False),
@@ -345,6 +369,13 @@ CALLS: tuple[Call, ...] = (
     Call(
         "torch-history-all", "torch.empty, memory history, all stacks", "debug", "torch", "torch-history-all", "torch",
         _torch_history("all", True),
+    ),
+    *(
+        Call(
+            f"feature-{feature}", label, "features", "streampool", f"feature-{feature}", "",
+            _streampool_feature(feature), False,
+        )
+        for feature, (label, _) in FEATURES.items()
     ),
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from streampool._bench.calls import CALLS, Call
 from streampool._bench.peers import Found
 from streampool.traces import Trace
 
-__all__ = ["KINDS", "Group", "Kind", "Manner", "Row", "Settings", "Task", "write_for_workers"]
+__all__ = ["FEATURES_PATTERN", "KINDS", "Group", "Kind", "Manner", "Row", "Settings", "Task", "write_for_workers"]
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4 KiB": 4 * KIB, "1 MiB": MIB}
@@ -24,6 +24,7 @@ ORDERS = ("address", "reverse", "random")
 WARM_PASSES = 3
 FREELIST_OPERATIONS = 4096
 ORDERING_OPERATIONS = 20_000
+FEATURES_PATTERN = "4 KiB pair from Python, 10 frames deep, with each part of debug mode"
 
 
 class Manner(StrEnum):
@@ -297,7 +298,14 @@ def _debug(found: Sequence[Found], settings: Settings) -> list[Group]:
     return [
         Group("4 KiB pair from Python, 10 frames deep", "ns a pair", _called("debug", settings)),
         Group("4 KiB pair from C++", "ns a pair", native),
+        Group(FEATURES_PATTERN, "ns a pair", _called("features", settings)),
     ]
+
+
+def _debug_baseline(row: Row, rows: Sequence[Row]) -> Row | None:
+    if row.pattern == FEATURES_PATTERN:
+        return _call("feature-none")(row, rows)
+    return _call("rmm-tracking-raw", "rmm-stacks")(row, rows)
 
 
 def _call(name: str, peer: str = "") -> Callable[[Row, Sequence[Row]], Row | None]:
@@ -361,8 +369,9 @@ KINDS: dict[str, Kind] = {
             "debug", "what debug mode costs beside other allocators' tracking",
             "A pair of 4 KiB in debug mode (guards, fill, quarantine) with Python stacks of depth 10, from Python "
             "raw calls ten frames deep and from C++, beside RMM's tracking and PyTorch's memory history. Ratios are "
-            "of RMM's tracking with stacks, where it is here.",
-            7, _debug, _call("rmm-tracking-raw", "rmm-stacks"),
+            "of RMM's tracking with stacks, where it is here. Then the same pair with each part of debug mode by "
+            "itself; those ratios are of production mode.",
+            7, _debug, _debug_baseline,
         ),
         Kind(
             "ordering", "what ordering costs: id, record, poll, wait edge, context event",

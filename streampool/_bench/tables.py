@@ -80,6 +80,23 @@ def _plain(rows: Sequence[_Row]) -> list[Table]:
     return made
 
 
+def _debug(rows: Sequence[_Row]) -> list[Table]:
+    """Give the plain tables, and for the parts of debug mode what each adds, in the order of their making."""
+    made = []
+    for pattern, mine in _patterns(rows):
+        plain = next((row for row in mine if row["parameters"].get("call") == "feature-none"), None)
+        if plain is None:
+            made += _plain(mine)
+            continue
+        table = Table(pattern, ["", f"{_TIMES} {plain['label']}", "adds, ns", mine[0]["unit"], "p50", "p99"])
+        for row in mine:
+            adds = "" if row is plain else number(max(0.0, row["median"] - plain["median"]))
+            figures = map(number, (row["median"], row["p50"], row["p99"]))
+            table.rows.append([_label(row), _ratio(row), adds, *figures])
+        made.append(table)
+    return made
+
+
 def _threads(rows: Sequence[_Row]) -> list[Table]:
     """Give a table a size and way of sharing: a column a number of threads, with the ratio to one thread at the end."""
     made = []
@@ -154,7 +171,7 @@ def _ordering(rows: Sequence[_Row]) -> list[Table]:
     return [table]
 
 
-_BY_KIND = {"threads": _threads, "freelist": _freelist, "replay": _replay, "ordering": _ordering}
+_BY_KIND = {"debug": _debug, "threads": _threads, "freelist": _freelist, "replay": _replay, "ordering": _ordering}
 
 
 def markdown(table: Table) -> str:

@@ -11,9 +11,13 @@ from streampool import config
 from streampool._sizes import parse_size
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
-__all__ = ["AMOUNT", "DEVICE", "MODE", "OPTION", "SIZE", "console", "echo", "fail", "is_terminal"]
+    from streampool.suppressions import Suppressions
+
+__all__ = ["AMOUNT", "DEVICE", "MODE", "OPTION", "SIZE", "console", "echo", "fail", "is_terminal", "read_suppressions"]
 
 
 class _Mode(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -97,6 +101,16 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, width=None if stream.isatty() else 160, highlight=False)
+
+
+def read_suppressions(path: Path) -> Suppressions:
+    """Read a file of rules; a wrong one is wrong use."""
+    from streampool.suppressions import Suppressions
+
+    try:
+        return Suppressions.read(path)
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--suppressions") from None
 
 
 def fail(message: str) -> click.UsageError:

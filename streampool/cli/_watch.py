@@ -18,6 +18,7 @@ from streampool import config, session
 from streampool import device as devices
 from streampool._findings import PoolFindings
 from streampool._paths import library_path
+from streampool._terminal import wants_color
 from streampool.cli._program import NoProgram, Program
 
 if TYPE_CHECKING:
@@ -158,12 +159,12 @@ def _conclude(
     problem = None
     if path is not None:
         try:
-            written = report.to_json() if path.suffix == ".json" else report.to_text()
+            make = {".json": report.to_json, ".html": report.to_html}.get(path.suffix, report.to_text)
             # A file's name may be no text: what UTF-8 cannot say is escaped.
-            path.write_text(written + "\n", encoding="utf-8", errors="backslashreplace")
+            path.write_text(make() + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             problem = f"streampool: THE REPORT COULD NOT BE WRITTEN to {path}: {error.strerror}"
-    text = [report.to_text(color=_is_terminal(sys.stderr))]
+    text = [report.to_text(color=wants_color(sys.stderr))]
     if problem is not None:
         text.append(problem)
     elif path is not None:
@@ -174,13 +175,6 @@ def _conclude(
         )
     _say("\n".join(text))
     return report.exit_code
-
-
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty())
-    except Exception:
-        return False
 
 
 def _say(text: str) -> None:

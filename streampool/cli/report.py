@@ -1,13 +1,19 @@
-"""``streampool report``: a saved report as text or JSON, or what records of page guards say."""
+"""``streampool report``: a saved report as text, JSON, HTML or rules, or what records of page guards say."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from streampool.cli._common import echo
+from streampool._terminal import wants_color
+from streampool.cli._common import echo, read_suppressions
+
+if TYPE_CHECKING:
+    from streampool.report import Report
 
 __all__ = ["command"]
 
@@ -18,17 +24,35 @@ __all__ = ["command"]
 Examples:
   streampool run --mode debug --report out.json train.py
   streampool report out.json
+  streampool report out.json --format html --output out.html
+  streampool report out.json --format suppressions > known.txt
 
 \b
 Exit codes: 0 it was printed, 2 wrong use, or a file that is no whole report.""",
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What to print."
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "html", "suppressions"]),
+    default="text",
+    show_default=True,
+    help="What to print; suppressions: a ready rule for each finding.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-def command(file: Path, form: str, as_json: bool) -> None:
+@click.option(
+    "--suppressions",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Rules, one a line, to hold against the findings beside those of the run.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it here and not to standard output."
+)
+@click.option("-f", "--force", is_flag=True, help="Overwrite the output where it exists.")
+def command(file: Path, form: str, as_json: bool, suppressions: Path | None, output: Path | None, force: bool) -> None:
     """Print the saved report in FILE, as `streampool run --report FILE.json` writes it.
+
+    The page of HTML is one file without scripts. Text on a terminal is coloured, unless NO_COLOR is set.
 
     FILE may also be the records of page guards, which option page_guard_records names: then the blocks are listed that
     the access which stopped the device may have been meant for.
@@ -36,9 +60,10 @@ def command(file: Path, form: str, as_json: bool) -> None:
     from streampool import page_guards
     from streampool.report import Report
 
+    form = "json" if as_json else form
     text = _read(file)
     if page_guards.SCHEMA_ID in text.partition("\n")[0] and "schema" in text:
-        _records(file, as_json=as_json or form == "json")
+        _put(_records(file, form, suppressions), output, force=force)
         return
     try:
         report = Report.from_json(text)
@@ -46,16 +71,50 @@ def command(file: Path, form: str, as_json: bool) -> None:
         raise click.UsageError(f"{file} is no JSON report: {_no_json(text, error)}") from None
     except ValueError as error:
         raise click.UsageError(f"{file} is JSON, but no whole streampool report: {error}") from None
-    echo(report.to_json() if as_json or form == "json" else report.to_text())
+    if suppressions is not None:
+        report = report.suppress(read_suppressions(suppressions))
+    match form:
+        case "json":
+            made = report.to_json()
+        case "html":
+            made = report.to_html()
+        case "suppressions":
+            made = _rules(report)
+        case _:
+            made = report.to_text(color=output is None and wants_color(sys.stdout))
+    _put(made, output, force=force)
 
 
-def _records(file: Path, *, as_json: bool) -> None:
-    """Print the records of page guards: the candidates for an access that stopped the device."""
+def _rules(report: Report) -> str:
+    """Give a file of rules for what was found, each with what it is about."""
+    lines = [line for rule, about in report.suggested_rules.items() for line in (f"# {about}", rule)]
+    return "\n".join(lines or ["# nothing was found that counts"])
+
+
+def _records(file: Path, form: str, suppressions: Path | None) -> str:
+    """Give what the records of page guards say: the candidates for an access that stopped the device."""
     from streampool.page_guards import read_records
 
-    if as_json:
+    if form != "text" or suppressions is not None:
         raise click.UsageError(f"{file} holds records of page guards, one JSON object a line: there is only their text")
-    echo(read_records(file).to_text())
+    return read_records(file).to_text()
+
+
+def _put(text: str, output: Path | None, *, force: bool) -> None:
+    """Print, or write to a file that does not exist yet."""
+    if output is None:
+        if force:
+            raise click.UsageError("--force goes with --output.")
+        echo(text)
+        return
+    try:
+        with output.open("w" if force else "x", encoding="utf-8", errors="backslashreplace") as to:
+            to.write(text + "\n")
+    except FileExistsError:
+        raise click.UsageError(f"{output} exists: --force overwrites it") from None
+    except OSError as error:
+        raise click.BadParameter(f"{output} cannot be written: {error.strerror}", param_hint="--output") from None
+    click.echo(f"streampool: written to {output}", err=True)
 
 
 def _read(file: Path) -> str:

@@ -6,14 +6,10 @@ import contextlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from streampool.cli._common import DEVICE, MODE
-
-if TYPE_CHECKING:
-    from streampool.suppressions import Suppressions
+from streampool.cli._common import DEVICE, MODE, read_suppressions
 
 __all__ = ["command"]
 
@@ -44,7 +40,7 @@ Exit codes:
 )
 @click.option("--device", type=DEVICE, help="What sp.Device() gives the program: auto, cuda, cuda:1, sim, sim:0.")
 @click.option(
-    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here: .json, else text."
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here: .json, .html, else text."
 )
 @click.option(
     "--leaks",
@@ -107,7 +103,7 @@ def command(
     if report is not None:
         report = report.absolute()  # the program may change the directory
         _writable(report)
-    rules = None if suppressions is None else _rules(suppressions)
+    rules = None if suppressions is None else read_suppressions(suppressions)
     if device is not None:
         _usable(device)
     _say_page_guards(mode)
@@ -126,15 +122,6 @@ def command(
             suppressions=rules,
         )
     )
-
-
-def _rules(path: Path) -> Suppressions:
-    from streampool.suppressions import Suppressions
-
-    try:
-        return Suppressions.read(path)
-    except (OSError, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--suppressions") from None
 
 
 def _say_page_guards(mode: str | None) -> None:

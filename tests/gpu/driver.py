@@ -73,16 +73,27 @@ class Capture:
         """Whether the capture ended with a graph."""
         return self.graph is not None
 
-    def launch(self, stream: Any) -> None:
-        """Run the captured work once on `stream`, and wait for it."""
+    def queue(self, stream: Any) -> None:
+        """Queue the captured work once on `stream`. What is launched outlives the graph that it was made of."""
         from cuda.bindings import driver
 
         runnable = ok(driver.cuGraphInstantiate(self.graph, 0))
         try:
             ok(driver.cuGraphLaunch(runnable, handle_of(stream)))
-            sync_stream(stream)
         finally:
             ok(driver.cuGraphExecDestroy(runnable))
+
+    def launch(self, stream: Any) -> None:
+        """Run the captured work once on `stream`, and wait for it."""
+        self.queue(stream)
+        sync_stream(stream)
+
+    def destroy(self) -> None:
+        """Give the graph up."""
+        from cuda.bindings import driver
+
+        ok(driver.cuGraphDestroy(self.graph))
+        self.graph = None
 
 
 @contextmanager

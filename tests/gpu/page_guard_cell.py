@@ -1,7 +1,7 @@
 """One planted access that stops the device, in a process of its own: prints what was found as JSON.
 
 python page_guard_cell.py CELL SIZE, with CELL one of `CELLS`. Works on the simulated device too (`--device sim:0`).
-Started by tests/test_page_guard_cells.py.
+Started by tests/page_guard_cells.py.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("size", type=int)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--records", default="")
+    parser.add_argument("--alignment", type=int, default=256)
     given = parser.parse_args()
     device = sp.Device(given.device)
     touch = Touch(device)
@@ -80,7 +81,7 @@ def main() -> None:
         touch(streams[7], outside(block))
     else:
         stream = streams[0]
-        block = pool.allocate(given.size, stream=stream)
+        block = pool.allocate(given.size, stream=stream, alignment=given.alignment)
         planted = block.facts()["serial"]
         touch(stream, block.handle)
         touch(stream, block.handle + given.size - 1)

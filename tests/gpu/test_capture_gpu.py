@@ -1,7 +1,8 @@
-"""Graph captures on a GPU: a capturing stream is refused, and nothing that the pool does ends a capture."""
+"""Graph captures on a GPU: a graph has memory of its own, and nothing that the pool does ends a capture."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import streampool as sp
 from gpu import driver
-from gpu.gpu_scene import KIB, MIB, GpuScene
+from gpu.gpu_scene import KIB, MIB, GpuScene, overlap
 from gpu.kernels import pattern
 
 pytestmark = pytest.mark.gpu
@@ -22,25 +23,66 @@ def refused(call: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("mode", driver.MODES)
 @pytest.mark.parametrize("kind", ["raw", "object", "lasting"])
-def test_a_capturing_stream_is_refused_and_its_capture_stays_valid(gpu: GpuScene, kind: str, mode: str) -> None:
+def test_replays_find_their_data_whatever_happens_beside_them(gpu: GpuScene, kind: str, mode: str) -> None:
     pool = gpu.pool()
     stream: Any = gpu.raw_stream() if kind == "raw" else gpu.stream(pool if kind == "lasting" else None)
-    target = pool.allocate(4096, stream=stream)
-    other = pool.allocate(4096, stream=stream)
+    beside = gpu.stream(pool)
+    source, target = pool.allocate(3 * MIB, stream=stream), pool.allocate(3 * MIB, stream=stream)
     driver.sync_stream(stream)
     with pool.capturing(stream), driver.capture(stream, mode) as captured:
-        gpu.write_pattern(stream, target, 1)
-        refused(lambda: pool.allocate(4096, stream=stream))
-        refused(lambda: pool.allocate_raw(64 * MIB, stream=stream))
-        refused(lambda: other.close(stream))
-        gpu.write_pattern(stream, other, 2)
+        temporary = pool.allocate(3 * MIB, stream=stream)
+        large = pool.allocate_raw(64 * MIB, stream=stream)  # the pool grows
+        gpu.copy(stream, temporary, source)
+        gpu.copy(stream, target, temporary)
+        where = temporary.handle
+        temporary.close(stream)
+        pool.free_raw(large, stream=stream)
+        again = pool.allocate(3 * MIB, stream=stream)
+        assert again.handle == where, "reused inside the capture"
+        again.close(stream)
+        if kind != "lasting":
+            refused(lambda: pool.register_stream(stream))
     assert captured.is_valid
-    assert not other.is_closed
-    assert gpu.read(target) != pattern(4096, 1), "the work was captured, not run"
-    captured.launch(stream)
-    assert gpu.read(target) == pattern(4096, 1)
-    assert gpu.read(other) == pattern(4096, 2)
+    for seed in range(1, 5):
+        gpu.write_pattern(stream, source, seed)
+        captured.launch(stream)
+        assert gpu.read(target) == pattern(3 * MIB, seed)
+        for size in (3 * MIB, 64 * MIB):
+            other = pool.allocate(size, stream=beside)
+            assert not overlap(other.handle, size, where, 3 * MIB)
+            gpu.write_pattern(beside, other, 99)
+            other.close(beside)
+    source.close(stream)
+    target.close(stream)
+    assert pool.stats().pending >= 3 * MIB, "the graph's"
     pool.allocate(4096, stream=stream).close(stream)  # all is as before
+    captured.destroy()
+
+
+@pytest.mark.parametrize("mode", driver.MODES)
+def test_a_graphs_memory_is_everybodys_once_the_graph_is_gone_and_its_launches_are_done(
+    gpu: GpuScene, mode: str
+) -> None:
+    """The driver calls back when the last graph that holds the memory is destroyed, and not before its launches end."""
+    pool = gpu.pool(limit=64 * MIB, wait_timeout=0.2)
+    stream, other = gpu.stream(pool), gpu.stream(pool)
+    with pool.capturing(stream), driver.capture(stream, mode) as captured:
+        block = pool.allocate(40 * MIB, stream=stream)
+        gpu.write_pattern(stream, block, 1)
+        block.close(stream)
+    with gpu.gate(stream):
+        captured.queue(stream)  # behind the gate
+        captured.destroy()
+        with pytest.raises(sp.OutOfMemoryError):
+            pool.allocate(40 * MIB, stream=other)
+    driver.sync_stream(stream)
+    end = time.monotonic() + 10  # the driver calls back from a thread of its own
+    while True:
+        try:
+            pool.allocate(40 * MIB, stream=other).close(other)
+            break
+        except sp.OutOfMemoryError:
+            assert time.monotonic() < end
 
 
 @pytest.mark.parametrize("mode", driver.MODES)
@@ -50,11 +92,12 @@ def test_an_undeclared_capture_of_a_stream_that_is_not_lasting_is_found(gpu: Gpu
     target = pool.allocate(4096, stream=stream)
     with driver.capture(stream, mode) as captured:
         gpu.write_pattern(stream, target, 3)
-        refused(lambda: pool.allocate(4096, stream=stream))
-        refused(lambda: target.close(stream))
+        pool.allocate(4096, stream=stream).close(stream)
+        target.record_stream(stream)
     assert captured.is_valid
     captured.launch(stream)
     assert gpu.read(target) == pattern(4096, 3)
+    target.close(stream)
     pool.allocate(4096, stream=stream).close(stream)  # all is as before
 
 

@@ -18,7 +18,6 @@ import pytest
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
-    pytest.mark.xfail(reason="compute-sanitizer 13.0 refuses nvtxMemHeapUnregister, and the process crashes"),
 ]
 
 CELL = Path(__file__).parent / "sanitizer_cell.py"

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -179,7 +180,17 @@ class Pool {
                 const char* name = nullptr) {
     sp_pool* pool = nullptr;
     check(sp_pool_create(device.get(), kind, name, options, &pool));
-    pool_ = std::shared_ptr<sp_pool>(pool, [](sp_pool* p) { sp_pool_destroy(p); });
+    auto state = std::make_shared<State>();
+    pool_ = std::shared_ptr<sp_pool>(pool, [state](sp_pool* p) { sp_pool_destroy(p); });
+    state_ = std::move(state);
+  }
+
+  // Has `function` called for each fault, on a pool with option on_fault=callback: see sp_fault_function for where and
+  // when. What it throws ends the program. Set it before other threads use the pool.
+  void on_fault(std::function<void(const sp_fault_t&)> function) const {
+    state_->on_fault = std::move(function);
+    const bool any = static_cast<bool>(state_->on_fault);
+    check(sp_set_fault_function(pool_.get(), any ? &Pool::call : nullptr, state_.get()));
   }
 
   // `size` and `alignment` in bytes; alignment 0 is the usual 256.
@@ -213,7 +224,16 @@ class Pool {
   sp_pool* get() const noexcept { return pool_.get(); }
 
  private:
+  // Lives as long as the pool and its blocks.
+  struct State {
+    std::function<void(const sp_fault_t&)> on_fault;
+  };
+  static void call(sp_pool*, const sp_fault_t* fault, void* state) noexcept {
+    static_cast<State*>(state)->on_fault(*fault);
+  }
+
   std::shared_ptr<sp_pool> pool_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace sp

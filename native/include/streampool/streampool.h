@@ -6,7 +6,8 @@
  *  - Sizes and alignments are in bytes, times in seconds.
  *  - Every function may be called from any thread at any time; a handle may be used by several threads at once, but it
  *    must not be closed while another call on it is under way.
- *  - No function throws, prints, or waits for the device unless its comment says so.
+ *  - No function throws, prints, or waits for the device unless its comment says so. With option on_fault=abort a call
+ *    that is told of a fault (see sp_fault_function) writes it to standard error and ends the process by abort().
  *  - The ABI only grows: structs start with struct_size, enums get new values at the end.
  */
 #ifndef STREAMPOOL_STREAMPOOL_H_
@@ -167,6 +168,32 @@ SP_API sp_status sp_trim(sp_pool* pool, size_t keep_bytes, size_t* released);
  * NULL) gets the number found by this check. Errors: INVALID_ARGUMENT, FAULT (option on_fault=raise), DRIVER,
  * DEVICE_LOST. */
 SP_API sp_status sp_check(sp_pool* pool, double timeout, uint64_t* faults);
+
+/* A fault, as a function of sp_set_fault_function is told of it. Texts are valid during the call. */
+typedef struct sp_fault_t {
+  size_t struct_size;    /* of the library's struct: what lies beyond is not there */
+  const char* kind;      /* "overrun", "write_after_free", ...: docs/faults/KIND.md */
+  const char* text;      /* what happened, in one line */
+  const char* note;      /* what else is known of it, or "" */
+  uint64_t number;       /* running, in the process */
+  uint64_t count;        /* 1, or more where option max_repeats counts repeats from the same lines */
+  uint64_t first;        /* address of the first bad byte, or what was freed */
+  uint64_t last;         /* address of the last bad byte */
+  uint64_t bad_bytes;    /* 0: misuse at a call */
+  uint64_t block;        /* address of the block that was hit; 0: none is known */
+  uint64_t block_size;   /* as it was asked for */
+  uint64_t block_serial; /* the pool's running number of the allocation */
+} sp_fault_t;
+
+/* Called once for each fault, on the thread whose call of this pool is told of it, before that call does anything (a
+ * wrong free: after it was refused): sp_alloc, sp_check, sp_pool_close, and a free that fails. No lock is held: the
+ * function may use the pool, and faults found meanwhile are told when it has returned. Several threads may call it at
+ * once. It must not close the pool, and must not let an exception out. */
+typedef void (*sp_fault_function)(sp_pool* pool, const sp_fault_t* fault, void* user);
+
+/* Sets the function that a pool with option on_fault=callback calls; NULL: none, and faults are kept until there is
+ * one. Errors: INVALID_ARGUMENT (the pool has another on_fault). */
+SP_API sp_status sp_set_fault_function(sp_pool* pool, sp_fault_function function, void* user);
 
 /* in_use + rounding + guards + quarantined + pending + cached = reserved, whenever the pool is quiet. All in bytes, but
  * for the counts. */

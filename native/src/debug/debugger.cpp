@@ -64,14 +64,38 @@ Debugger::Impl::Turn::~Turn() {
 void Debugger::Impl::keep(Fault fault) {
   static std::atomic<std::uint64_t> next_number{1};  // running, per process
   if (fault.number == 0) fault.number = next_number.fetch_add(1, std::memory_order_relaxed);
+  host.found(fault);
   const std::lock_guard lock(mutex);
   faults_now.store(++totals.faults, std::memory_order_relaxed);
+  if (keep_or_count(std::move(fault))) has_faults.store(true, std::memory_order_release);
+}
+
+bool Debugger::Impl::keep_or_count(Fault fault) {
+  Repeats* same = nullptr;
+  if (options.max_repeats != 0) {
+    const StackId allocated_at = fault.block ? fault.block->allocated_at : 0;
+    const StackId freed_at = fault.block ? fault.block->freed_at : 0;
+    // Without a stack nothing says that two are the same.
+    if ((fault.at | allocated_at | freed_at) != 0)
+      same = &repeats[{static_cast<StackId>(fault.kind), fault.at, allocated_at, freed_at}];
+  }
+  const bool repeated = same != nullptr && same->kept >= options.max_repeats;
+  if (repeated && same->counting) {
+    ++faults[*same->counting].count;
+    ++totals.faults_repeated;
+    return true;
+  }
   if (kept_faults >= options.max_faults) {
     ++totals.faults_dropped;
-    return;
+    return false;
   }
   ++kept_faults;
+  if (repeated)
+    same->counting = faults.size();
+  else if (same != nullptr)
+    ++same->kept;
   faults.push_back(std::move(fault));
+  return true;
 }
 
 Good Debugger::Impl::good_of(std::uint64_t serial) const {
@@ -216,8 +240,12 @@ void Debugger::report(Fault fault) {
 
 std::vector<Fault> Debugger::take_faults() {
   const std::lock_guard lock(impl_->mutex);
+  for (auto& [key, same] : impl_->repeats) same.counting.reset();
+  impl_->has_faults.store(false, std::memory_order_relaxed);
   return std::exchange(impl_->faults, {});
 }
+
+bool Debugger::has_faults() const { return impl_->has_faults.load(std::memory_order_acquire); }
 
 std::vector<std::pair<StackId, SiteUsage>> Debugger::usage() const {
   const std::lock_guard lock(impl_->mutex);

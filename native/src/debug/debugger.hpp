@@ -45,6 +45,8 @@ class Host {
   // Facts of the blocks next to an address range, for the report.
   virtual void neighbours(Address begin, Bytes size, std::optional<BlockFacts>* below,
                           std::optional<BlockFacts>* above) = 0;
+  // A fault was found; it may be kept or only counted.
+  virtual void found(const Fault&) {}
   // Every live block whose pending work is done (`ready`), and those whose is not (`busy`). A block of the list may be
   // freed at any time, but its memory stays as it is until it is given back.
   virtual void live_blocks(std::vector<BlockFacts>* ready, std::vector<BlockFacts>* busy) = 0;
@@ -72,7 +74,9 @@ struct Totals {
   std::uint64_t driver_failures = 0;     // checks that a failing driver call broke off (nothing is lost by it)
   std::uint64_t quarantined_blocks = 0;
   Bytes quarantined_bytes = 0;  // of waiting and held together, whole slots and extents
-  std::uint64_t faults = 0, faults_dropped = 0;
+  std::uint64_t faults = 0;
+  std::uint64_t faults_dropped = 0;            // beyond max_faults
+  std::uint64_t faults_repeated = 0;           // beyond max_repeats: counted with a kept one
   Bytes freed_bytes = 0, untouched_bytes = 0;  // of bodies at free: how much still held the pattern (a statistic)
 };
 
@@ -109,8 +113,9 @@ class Debugger {
 
   // Misuse at the call (double free and kin): kept with the other faults.
   void report(Fault fault);
-  // Faults found since the last call.
+  // Faults found since the last call, and whether there are any, which takes no lock.
   std::vector<Fault> take_faults();
+  bool has_faults() const;
   Totals totals() const;
   // Of the totals, what can be read without the lock that frees take.
   struct Pulse {

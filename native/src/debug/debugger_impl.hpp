@@ -1,10 +1,12 @@
 // The inside of Debugger, shared by debugger.cpp (its public face and the waiting) and batch.cpp (one batch of checks).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -108,6 +110,7 @@ struct Debugger::Impl {
 
   // -- of everybody -----------------------------------------------------------------------------------------------
   void keep(Fault fault);
+  bool keep_or_count(Fault fault);           // with the mutex held; false: it is only counted
   Good good_of(std::uint64_t serial) const;  // with the mutex held
   bool is_unguarded(Address address) const;  // with the mutex held
 
@@ -121,6 +124,7 @@ struct Debugger::Impl {
   // As in `totals`, and written with it, under the mutex.
   std::atomic<Bytes> quarantined_now{0};
   std::atomic<std::uint64_t> faults_now{0};
+  std::atomic<bool> has_faults{false};
   std::atomic<double> next_time{kNever};  // when a batch is due without another free
 
   mutable std::mutex mutex;  // guards what stands below
@@ -133,6 +137,12 @@ struct Debugger::Impl {
   Bytes freed_bytes_since = 0;
   std::vector<Fault> faults;
   std::uint64_t kept_faults = 0;
+  // By kind and stacks: how many faults were kept, and which of `faults` counts the rest.
+  struct Repeats {
+    std::uint32_t kept = 0;
+    std::optional<std::size_t> counting;
+  };
+  std::map<std::array<StackId, 4>, Repeats> repeats;
   Totals totals;
   std::optional<std::unordered_map<StackId, SiteUsage>> usage;  // where untouched bytes are counted
   struct LiveGood {

@@ -77,6 +77,7 @@ struct Candidate {
 struct Fault {
   FaultKind kind{};
   std::uint64_t number = 0;         // running, per process
+  std::uint64_t count = 1;          // it and so many less one that followed it from the same lines, and are not kept
   std::optional<BlockFacts> block;  // the block that was hit (absent: no pool owns the address)
   std::optional<BlockFacts> below;  // its neighbours by address, where they are known
   std::optional<BlockFacts> above;

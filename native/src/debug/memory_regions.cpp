@@ -17,13 +17,9 @@ constexpr std::uint16_t kMemCompatId = 0x0102;
 constexpr std::size_t kSlots = 63;
 constexpr std::intptr_t kDisabled = 1;  // 0: not known to the tool
 
-enum Slot : std::size_t {
-  kHeapRegister = 1,
-  kHeapUnregister = 2,
-  kRegionsRegister = 4,
-  kRegionsUnregister = 6,
-  kRegionsName = 7
-};
+// The number of a function is its slot in the headers of 2023 and later, which have none of number 0. In those of 2020,
+// which the first tools were built with, it is one slot further down: `Functions::first` says which.
+enum Slot : std::size_t { kHeapRegister = 1, kRegionsRegister = 4, kRegionsUnregister = 6, kRegionsName = 7 };
 
 struct ModuleSegment {
   std::size_t id;
@@ -38,7 +34,10 @@ struct ModuleInfo {
   std::intptr_t (*get_export)(std::uint32_t);
   const void* info;
 };
-using InitializeInjection = int (*)(ModuleInfo*);
+using InitializeExtension = int (*)(ModuleInfo*);
+
+// Some tools ask for it, and need nothing of it.
+std::intptr_t no_export(std::uint32_t) { return 0; }
 
 constexpr std::uint32_t kUsageSubAllocator = 1;
 constexpr std::uint32_t kTypeVirtualAddress = 1;
@@ -90,6 +89,62 @@ struct RegionsName {
   std::size_t reserved_too = 0;
 };
 
+// -- the core of NVTX, as far as a domain needs it ------------------------------------------------------------------
+// A tool is given, for each module of functions, where it may put them; the headers then call what lies there.
+using Function = void (*)();
+using GetExportTable = const void* (*)(std::uint32_t);
+using InitializeCore = int (*)(GetExportTable);
+
+constexpr std::uint32_t kCallbacks = 1, kVersionInfo = 3;
+constexpr std::size_t kModules = 7, kFunctions = 17;
+constexpr std::size_t kCore2 = 5, kDomainCreate = 12, kInitialize = 15;
+
+struct Module {
+  std::array<Function, kFunctions> functions{};
+  std::array<Function*, kFunctions> places{};  // the first is none
+  Module() {
+    for (std::size_t i = 1; i < kFunctions; ++i) places[i] = &functions[i];
+  }
+};
+std::array<Module, kModules>& modules() {
+  static auto* all = new std::array<Module, kModules>;  // a tool may keep the places for ever
+  return *all;
+}
+
+int module_functions(int module, Function*** table, unsigned* size) {
+  if (module <= 0 || static_cast<std::size_t>(module) >= kModules) return 0;
+  if (size != nullptr) *size = kFunctions;
+  if (table != nullptr) *table = modules()[static_cast<std::size_t>(module)].places.data();
+  return 1;
+}
+
+void set_tool_version(std::uint32_t) {}
+
+const void* export_table(std::uint32_t id) {
+  static constexpr struct {
+    std::size_t struct_size;
+    int (*functions)(int, Function***, unsigned*);
+  } kOfCallbacks{sizeof kOfCallbacks, module_functions};
+  static constexpr struct {
+    std::size_t struct_size;
+    std::uint32_t version, reserved;
+    void (*set_tool_version)(std::uint32_t);
+  } kOfVersion{sizeof kOfVersion, kVersion, 0, set_tool_version};
+  return id == kCallbacks     ? static_cast<const void*>(&kOfCallbacks)
+         : id == kVersionInfo ? static_cast<const void*>(&kOfVersion)
+                              : nullptr;
+}
+
+// A domain of ours in the tool's core; null where it has none, which stands for the default one.
+void* make_domain(void* library) {
+  const auto initialize = reinterpret_cast<InitializeCore>(dlsym(library, "InitializeInjectionNvtx2"));
+  if (initialize == nullptr || initialize(export_table) == 0) return nullptr;
+  const std::array<Function, kFunctions>& core = modules()[kCore2].functions;
+  if (core[kInitialize] != nullptr) reinterpret_cast<void (*)(const void*)>(core[kInitialize])(nullptr);
+  if (core[kDomainCreate] == nullptr) return nullptr;
+  return reinterpret_cast<void* (*)(const char*)>(core[kDomainCreate])("streampool");
+}
+
 const void* pointer(Address address) { return reinterpret_cast<const void*>(address); }  // NOLINT
 
 struct Tool {
@@ -104,20 +159,25 @@ Tool& tool() {
 }
 
 constexpr const char* kVariable = "NVTX_INJECTION64_PATH";
+void* const kRefused = reinterpret_cast<void*>(~std::uintptr_t{0});  // NOLINT: what older headers take for no heap
 
 }  // namespace
 
-// What the tool gave. The first argument of each is the domain; none is the default one.
+// What the tool gave. The first argument of each is the domain.
 struct MemoryRegions::Functions {
   std::array<std::intptr_t, kSlots + 1> slots{};
+  void* domain = nullptr;
 
-  template <typename Function>
-  Function* at(Slot slot) const {
-    return slots[slot] == 0 || slots[slot] == kDisabled ? nullptr : reinterpret_cast<Function*>(slots[slot]);
+  // A tool that fills slot 0 counts from there.
+  std::size_t first() const { return slots[0] != 0 ? 1 : 0; }
+  template <typename Call>
+  Call* at(Slot slot) const {
+    const std::intptr_t function = slots[slot - first()];
+    return function == 0 || function == kDisabled ? nullptr : reinterpret_cast<Call*>(function);
   }
   template <typename Desc>
   void call(Slot slot, const Desc& desc) const {
-    if (const auto function = at<void(void*, const void*)>(slot)) function(nullptr, &desc);
+    if (const auto function = at<void(void*, const void*)>(slot)) function(domain, &desc);
   }
 };
 
@@ -131,20 +191,20 @@ std::shared_ptr<MemoryRegions> MemoryRegions::load(const std::string& path, std:
     *why = "the tool's library cannot be loaded: " + std::string(error != nullptr ? error : path);
     return nullptr;
   }
-  const auto initialize = reinterpret_cast<InitializeInjection>(dlsym(library, "InitializeInjectionNvtxExtension"));
+  const auto initialize = reinterpret_cast<InitializeExtension>(dlsym(library, "InitializeInjectionNvtxExtension"));
   if (initialize == nullptr) {
     *why = "the tool takes no extension of NVTX";
     return nullptr;
   }
   auto functions = std::make_shared<Functions>();
-  // Slot 0 is the headers' own.
   ModuleSegment segment{1, kSlots, functions->slots.data()};
-  ModuleInfo module{kVersion, sizeof(ModuleInfo), kMemModule, kMemCompatId, 1, &segment, nullptr, nullptr};
+  ModuleInfo module{kVersion, sizeof(ModuleInfo), kMemModule, kMemCompatId, 1, &segment, no_export, nullptr};
   if (initialize(&module) == 0 || functions->at<void>(kHeapRegister) == nullptr ||
       functions->at<void>(kRegionsRegister) == nullptr) {
     *why = "the tool takes no memory regions (compute-sanitizer does with --nvtx=yes)";
     return nullptr;
   }
+  functions->domain = make_domain(library);
   return std::shared_ptr<MemoryRegions>(new MemoryRegions(std::move(functions)));
 }
 
@@ -179,21 +239,16 @@ void MemoryRegions::add_heap(Address begin, Bytes size) {
   const VirtualRange range{size, pointer(begin)};
   HeapDesc desc;
   desc.desc = &range;
-  void* handle = functions_->at<void*(void*, const void*)>(kHeapRegister)(nullptr, &desc);
+  void* handle = functions_->at<void*(void*, const void*)>(kHeapRegister)(functions_->domain, &desc);
+  if (handle == nullptr || handle == kRefused) return;  // then its blocks are not told either
   const std::lock_guard lock(mutex_);
   heaps_[begin] = {size, handle};
 }
 
+// The tool forgets a heap when the driver frees its memory; being told before, it would report that free.
 void MemoryRegions::remove_heap(Address begin) {
-  void* handle = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto at = heaps_.find(begin);
-    if (at == heaps_.end()) return;
-    handle = at->second.second;
-    heaps_.erase(at);
-  }
-  if (const auto unregister = functions_->at<void(void*, void*)>(kHeapUnregister)) unregister(nullptr, handle);
+  const std::lock_guard lock(mutex_);
+  heaps_.erase(begin);
 }
 
 void MemoryRegions::add_region(Address begin, Bytes size, const std::string& name) {
@@ -201,9 +256,7 @@ void MemoryRegions::add_region(Address begin, Bytes size, const std::string& nam
   {
     const std::lock_guard lock(mutex_);
     auto at = heaps_.upper_bound(begin);
-    if (at == heaps_.begin()) return;
-    --at;
-    if (begin >= at->first + at->second.first) return;
+    if (at == heaps_.begin() || begin >= (--at)->first + at->second.first) return;
     desc.heap = at->second.second;
   }
   const VirtualRange range{size, pointer(begin)};
@@ -218,6 +271,11 @@ void MemoryRegions::add_region(Address begin, Bytes size, const std::string& nam
 }
 
 void MemoryRegions::remove_region(Address begin) {
+  {
+    const std::lock_guard lock(mutex_);
+    auto at = heaps_.upper_bound(begin);
+    if (at == heaps_.begin() || begin >= (--at)->first + at->second.first) return;  // it was never told
+  }
   const void* region = pointer(begin);
   RegionsUnregister desc;
   desc.elements = &region;

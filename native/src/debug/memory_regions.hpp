@@ -28,7 +28,7 @@ class MemoryRegions {
   static void attach(std::shared_ptr<MemoryRegions> tool);
 
   void add_heap(Address begin, Bytes size);
-  void remove_heap(Address begin);  // and its regions
+  void remove_heap(Address begin);  // before its memory is freed, by which the tool forgets it with its regions
   void add_region(Address begin, Bytes size, const std::string& name);
   void remove_region(Address begin);
 

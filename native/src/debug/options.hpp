@@ -38,6 +38,7 @@ struct Options {
   Bytes check_bytes = 32 * kMiB;
   double check_interval = 0.1;
   std::uint32_t max_faults = 100;  // more are counted and not kept
+  std::uint32_t max_repeats = 10;  // of one kind from the same lines; more are counted with the last. 0: any number
   PageGuardOptions pages;
   bool regions = false;  // an attached tool watches every access (memory_regions.hpp): our own would be reported too
 

@@ -70,7 +70,7 @@ std::string describe(const Status& status);
   X(mem_alloc) X(mem_free) X(mem_alloc_host) X(mem_free_host) X(mem_alloc_managed) X(mem_free_managed) \
   X(mem_info) X(address_reserve) X(address_free) X(mem_create) X(mem_release) X(mem_map) X(mem_unmap) \
   X(mem_granularity) X(mem_set_access) X(pool_create) X(pool_destroy) X(pool_alloc) X(pool_free) X(pool_observe) X(pool_trim) \
-  X(stream_is_capturing) X(stream_id) X(stream_owner) X(stream_create) X(stream_destroy) \
+  X(stream_is_capturing) X(graph_retain) X(stream_id) X(stream_owner) X(stream_create) X(stream_destroy) \
   X(stream_wait_event) X(stream_query) X(stream_synchronize) X(event_create) X(event_destroy) X(event_record) \
   X(event_query) X(event_synchronize) X(context_event_record) X(fill) X(copy) X(pattern_fill) \
   X(pattern_verify) X(pattern_finish) X(launch)
@@ -224,6 +224,11 @@ class Driver : public std::enable_shared_from_this<Driver> {
   // Streams. `stream_is_capturing` harms nothing on a live handle; asking the id of a capturing stream kills its
   // capture.
   virtual Status stream_is_capturing(StreamHandle stream, CaptureState* out) = 0;
+  // The graph that `stream` captures into holds `object`, and so does every graph that is made of it. Once the last of
+  // them is gone, and what was launched of them is done, `ended(object)` is called, once, by a thread of the driver's:
+  // it makes no driver call and waits for nobody. `capture` is the id that stream_is_capturing gave. Harms no capture.
+  // Where the status is not ok nothing is held, and `ended` is not called.
+  virtual Status graph_retain(StreamHandle stream, std::uint64_t capture, void (*ended)(void*), void* object) = 0;
   virtual Status stream_id(StreamHandle stream, std::uint64_t* out) = 0;
   // Both in one, in the order that harms nothing: the id only of a stream that is not capturing.
   virtual Status stream_identity(StreamHandle stream, CaptureState* capture, std::uint64_t* id);

@@ -27,7 +27,8 @@ namespace streampool::observe {
   X(pool_trimmed, "pool.trimmed", "bytes", "reserved_bytes") \
   X(growth_refused, "growth.refused", "bytes", "reserved_bytes") \
   X(alloc_failed, "alloc.failed", "requested_bytes", "reserved_bytes") \
-  X(free_invalid, "free.invalid", "", "")
+  X(free_invalid, "free.invalid", "", "") \
+  X(fault_found, "fault.found", "address", "bad_bytes")
 // clang-format on
 enum class EventKind : std::uint8_t {
 #define STREAMPOOL_ROW(name, word, number, more) name,

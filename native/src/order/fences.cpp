@@ -50,6 +50,7 @@ void Fences::recycle(Events& events, std::uintptr_t event) {
 }
 
 bool Fences::record(StreamState& s, std::uintptr_t handle, Ticket exact) {
+  if (s.captured.load(std::memory_order_acquire)) return false;
   // Cleared first: a mark that is put on the stream from here on is owed again.
   s.owed.store(false, std::memory_order_seq_cst);
   // Read before recording: work that is queued while we record may or may not be covered, so it is not claimed.
@@ -153,6 +154,7 @@ void Fences::retire(StreamState& s) {
 
 bool Fences::can_wait(StreamState& t, const Mark& mark) {
   if (may_use(t, mark)) return true;
+  if (t.captured.load(std::memory_order_acquire)) return false;
   StreamState& s = *mark.stream;
   s.fence_lock.lock();
   bool found = false;
@@ -163,6 +165,7 @@ bool Fences::can_wait(StreamState& t, const Mark& mark) {
 
 bool Fences::wait(StreamState& t, std::uintptr_t t_handle, const Mark& mark) {
   if (may_use(t, mark)) return true;
+  if (t.captured.load(std::memory_order_acquire)) return false;
   StreamState& s = *mark.stream;
   std::uintptr_t event = 0;
   s.fence_lock.lock();
@@ -191,6 +194,7 @@ bool Fences::wait(StreamState& t, std::uintptr_t t_handle, const Mark& mark) {
 bool Fences::record_context(const std::vector<StreamState*>& streams) {
   std::vector<std::pair<Events*, std::vector<Mark>>> contexts;
   for (StreamState* s : streams) {
+    if (s->captured.load(std::memory_order_acquire)) continue;
     const Ticket issued = s->issued.load(std::memory_order_acquire);
     if (issued <= s->completed.load(std::memory_order_acquire)) continue;
     Events* events = &events_of(*s);

@@ -56,6 +56,9 @@ struct StreamState {
   std::atomic<bool> lasting{false};
   std::atomic<bool> legacy{false};
   Events* events = nullptr;  // of the context it lives in, a peer's; null: the pool's own
+  // What a stream captures into a graph: its marks are complete when no launch of the graph can come any more, and no
+  // event ever says so. Nothing is recorded on it, and it is made to wait for nothing.
+  std::atomic<bool> captured{false};
 
   // Guards what follows; short, never held over a driver call.
   SpinLock fence_lock;

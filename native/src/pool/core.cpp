@@ -300,6 +300,9 @@ Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {
   Named named;
   Errc errc = streams_.name(stream, &named, failure);
   if (errc != Errc::ok) return errc;
+  if (named.stream().captured.load(std::memory_order_relaxed))
+    return failure->set(Errc::capture, "forget_stream: stream " + hex(stream) +
+                                           " is capturing a graph: end the capture first; it is still valid");
   // First nobody else may touch it any more; then what is outstanding gets its fence while the stream still lives.
   if (named.stream().lasting) errc = streams_.forget_stream(stream, failure);
   fences_.record(named.stream(), named.handle());
@@ -307,8 +310,8 @@ Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {
 }
 
 void Core::begin_capture() { streams_.begin_capture(); }
-Errc Core::end_capture(Failure* failure) {
-  if (streams_.end_capture()) return Errc::ok;
+Errc Core::end_capture(driver::StreamHandle stream, Failure* failure) {
+  if (streams_.end_capture(stream)) return Errc::ok;
   return failure->set(Errc::capture,
                       "end_capturing: no capture was declared; begin_capturing comes before the capture");
 }
@@ -389,10 +392,18 @@ void Core::let_go(double timeout) {
   give_back_idle(0, std::max(0.0, deadline - driver_->now()));
   const bool quarantined = debugger_ != nullptr && debugger_->totals().quarantined_blocks != 0;
   if (pending_bytes() != 0 || quarantined || bank_->totals().gross != 0) return;
-  // Nothing can ask for an event any more. Private streams and the driver's pool end with the last holder of this pool:
-  // another thread may be inside a call that uses them.
+  // Nothing can ask for an event any more.
   fences_.clear(streams_.states());
-  if (source_ == SegmentSource::driver) trim_driver_pool();
+  // Another thread that is inside a call with a private stream leaves them to its own last free, or to the destructor.
+  const std::unique_lock gate(private_gate_, std::try_to_lock);
+  if (!gate.owns_lock()) return;
+  std::vector<Heap*> relays;
+  {
+    std::lock_guard lock(relay_mutex_);
+    relays.swap(relays_);
+  }
+  for (Heap* relay : relays) drop_own_stream(relay);
+  if (reserved_.load(std::memory_order_acquire) == 0) close_driver_pool();
 }
 
 // A private stream of the pool ends. What it still has to do, it does.

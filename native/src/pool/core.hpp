@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -174,7 +175,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc register_stream(driver::StreamHandle stream, Failure* failure);
   Errc forget_stream(driver::StreamHandle stream, Failure* failure);
   void begin_capture();
-  Errc end_capture(Failure* failure);
+  Errc end_capture(driver::StreamHandle stream, Failure* failure);  // 0: not known any more
 
   Errc reserve(Bytes bytes, Bytes* reserved, Failure* failure);
   TrimResult trim(Bytes keep);
@@ -194,6 +195,10 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   }
   std::optional<debug::BlockFacts> facts(const BlockRef& block);
   std::vector<debug::Fault> take_faults();
+  // Whether a call has to tell of faults (option on_fault).
+  bool must_tell() const {
+    return options_.on_fault != Options::OnFault::report && debugger_ != nullptr && debugger_->has_faults();
+  }
   debug::Totals debug_totals() const;
   debug::PageGuardTotals page_guard_totals() const {
     return page_guards_ != nullptr ? page_guards_->totals() : debug::PageGuardTotals{};
@@ -342,6 +347,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   enum class Grown : std::uint8_t { yes, limit, refused, failed, nothing_idle };
   Errc climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure);
   bool poll_stream(Heap& heap, bool fence_legacy);
+  static void end_graph(Heap& heap);
   void poll_all(bool fence_legacy);
   bool recover();
   void sweep_streams();
@@ -416,6 +422,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void drain(bool may_let_go = true);
   Held take_held(BlockRecord& record);
   static void let_go_of(const Held& held);
+  static void note_unnamed(Heap& home);
   void after_free(Named& named, Heap& by, Bytes gross, order::Ticket ticket, const FreeRequest& request,
                   double now = 0);
   void make_room(Heap& heap, Bytes bytes);
@@ -544,6 +551,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void neighbours(Address begin, Bytes size, std::optional<debug::BlockFacts>* below,
                   std::optional<debug::BlockFacts>* above) override;
   void live_blocks(std::vector<debug::BlockFacts>* ready, std::vector<debug::BlockFacts>* busy) override;
+  void found(const debug::Fault& fault) override;
 
   // What every call looks at first.
   struct alignas(64) Door {
@@ -629,6 +637,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::atomic<driver::PoolHandle> driver_pool_{0};
   std::atomic<Heap*> piece_heap_{nullptr};  // of the private stream in whose order the driver's pool works
 
+  // Held shared by calls that use a private stream or the driver's pool; who ends them takes it whole, or not at all.
+  std::shared_mutex private_gate_;
   std::mutex relay_mutex_;
   std::vector<Heap*> relays_;  // private streams behind record_event
   std::size_t next_relay_ = 0;

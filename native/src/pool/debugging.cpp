@@ -99,6 +99,10 @@ void Core::at_rest(void* cookie) {
   if (regions_ != nullptr && record.size != 0) regions_->remove_region(address_of(record));
 }
 
+void Core::found(const debug::Fault& fault) {
+  tell(observe::EventKind::fault_found, fault.address, fault.bad_bytes, debug::fault_word(fault.kind));
+}
+
 void Core::give_back(void* cookie) {
   BlockRecord& record = *static_cast<BlockRecord*>(cookie);
   {

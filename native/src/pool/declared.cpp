@@ -93,6 +93,7 @@ Errc Core::record_event(const BlockRef& block, driver::EventHandle event, Failur
     return failure->set(Errc::driver, "record_event: the event cannot be used: " + driver::describe(state));
   if (state.ok()) return Errc::ok;  // nothing left to wait for
 
+  const std::shared_lock gate(private_gate_);
   Heap* relay = nullptr;
   errc = take_relay(&relay, failure);
   if (errc != Errc::ok) return errc;

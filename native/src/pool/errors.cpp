@@ -14,6 +14,23 @@ std::string_view errc_word(Errc code) {
   return kWords[static_cast<std::size_t>(code)];
 }
 
+std::optional<debug::FaultKind> fault_of(Errc code) {
+  switch (code) {
+    case Errc::double_free: return debug::FaultKind::double_free;
+    case Errc::foreign_free: return debug::FaultKind::foreign_free;
+    case Errc::interior_free: return debug::FaultKind::interior_free;
+    case Errc::wrong_pool: return debug::FaultKind::wrong_pool_free;
+    case Errc::trampled_record: return debug::FaultKind::trampled_record;
+    case Errc::size_mismatch: return debug::FaultKind::size_mismatch;
+    default: return std::nullopt;
+  }
+}
+
+std::string see_page(Errc code) {
+  const auto kind = fault_of(code);
+  return kind ? " (docs/faults/" + std::string(debug::fault_word(*kind)) + ".md)" : std::string();
+}
+
 std::string_view oom_reason_word(OomReason reason) {
   switch (reason) {
     case OomReason::driver: return "driver";

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,10 @@ enum class Errc : std::uint8_t {
 #undef STREAMPOOL_ROW
 };
 std::string_view errc_word(Errc code);
+// What a misuse of free is among the faults; nothing for other errors.
+std::optional<debug::FaultKind> fault_of(Errc code);
+// Where it is explained: " (docs/faults/double_free.md)"; empty for other errors.
+std::string see_page(Errc code);
 
 // Why an allocation failed (R12).
 enum class OomReason : std::uint8_t { driver, limit, fragmentation, pending, capture };

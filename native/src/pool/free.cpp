@@ -112,6 +112,7 @@ Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const Fre
   Freed freed;
   if (owner && ordinary_) {  // the usual case, in one step
     Heap& own = explicit_free ? *named.heap() : *record.home;
+    if (!explicit_free) note_unnamed(own);
     if (lock_and_take_back(block, named, own, &freed)) {
       freed_now(named, own, freed, request);
       return Errc::ok;
@@ -119,6 +120,7 @@ Errc Core::free_found(const BlockRef& block, Named& named, bool owner, const Fre
   }
   if (const Errc errc = hold(&named, failure); errc != Errc::ok) return errc;
   Heap& by = explicit_free ? *named.heap() : *record.home;
+  if (!explicit_free) note_unnamed(by);
   if (!move_record(record, block.generation, Magic::live, debugger_ != nullptr ? Magic::quarantined : Magic::freed))
     return not_live(block, record.word.load(std::memory_order_acquire), failure, request.stack);
   const Bytes gross = gross_of(record);
@@ -180,6 +182,11 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, debug::St
   if (facts.pages != debug::PageGuard::none) record_freed(*LargeBlock::of(record), facts, held);
   let_go_of(held);
   debugger_->on_free({&record, std::move(facts)});
+}
+
+// Before the mark is made: whoever sees that it is complete sees this too.
+void Core::note_unnamed(Heap& home) {
+  if (home.stream.captured.load(std::memory_order_acquire)) home.freed_unnamed.store(true, std::memory_order_release);
 }
 
 Core::Held Core::take_held(BlockRecord& record) {
@@ -273,6 +280,14 @@ MarkSet Core::make_marks(const BlockRecord& record, const Held& held, Heap& by, 
   const PageMap::Entry container{record.container};
   Heap* own = container.tag() == PageMap::Tag::slab ? static_cast<Slab*>(container.pointer())->heap.load()
                                                     : record.home.load(std::memory_order_relaxed);
+  // What a graph uses stays its own, whoever frees it. And what is freed in a capture was perhaps used before it: the
+  // end of a graph that was never launched says nothing about that.
+  Heap* home = record.home.load(std::memory_order_relaxed);
+  const auto captured = [](const Heap& heap) { return heap.stream.captured.load(std::memory_order_acquire); };
+  if (home != &by && (captured(*home) || captured(by))) {
+    mark(home->stream);
+    home->stream.owed.store(true, std::memory_order_release);
+  }
   const order::Mark former{&own->stream, record.ticket};
   if (!order::may_use(by.stream, former)) marks.add(former);
   return marks;
@@ -400,6 +415,7 @@ void Core::drain(bool may_let_go) {
       count_free(*record);
       Ticket ticket = 0;
       Heap& by = *record->home;
+      note_unnamed(by);
       finish_free(*record, address_of(*record), by, 0, &ticket, debugger_ != nullptr ? driver_->now() : 0);
       // Nobody named the stream: the next call that does will fence it.
       by.stream.owed.store(true, std::memory_order_release);

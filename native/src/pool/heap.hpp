@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -69,6 +70,12 @@ struct QuickLists {
   }
 };
 
+// The life of what was captured: `ended` once no launch of it can come any more, and none is under way.
+struct GraphLife {
+  std::uint64_t capture = 0;
+  std::atomic<bool> ended{false};
+};
+
 // `stream.lock` guards the slabs, the waiting slots and the quick lists; the core's extent lock guards `extents`.
 // Aligned so that threads on different streams share no cache line, nor a pair of lines that is fetched together.
 struct alignas(128) Heap {
@@ -91,7 +98,12 @@ struct alignas(128) Heap {
   std::atomic<order::Ticket> named_ticket{0};
   std::atomic<bool> known{false};  // in the stream table; else spare
   bool own = false;                // a relay stream of the pool itself
-  Heap* made_before = nullptr;     // every heap of the table that was ever made, newest first
+  // Of what a stream captures (`stream.captured`): its graph, and the stream's handle while it captures.
+  std::shared_ptr<const GraphLife> graph;
+  driver::StreamHandle captured_on = 0;
+  // A block of it was freed without naming a stream: its last use may have been on any.
+  std::atomic<bool> freed_unnamed{false};
+  Heap* made_before = nullptr;  // every heap of the table that was ever made, newest first
 
   // Whether it is that of this stream, which is not lasting. Stays so while its lock is held, or it is in use.
   bool is(std::uint64_t id) const {

@@ -18,6 +18,10 @@ using placement::ExtentState;
 // recorded just now on what may have nothing to do.
 bool Core::poll_stream(Heap& heap, bool fence_legacy) {
   StreamState& s = heap.stream;
+  if (s.captured.load(std::memory_order_acquire)) {
+    if (heap.graph->ended.load(std::memory_order_acquire)) end_graph(heap);
+    return false;
+  }
   bool fenced = false;
   if (s.issued.load(std::memory_order_acquire) > s.fenced.load(std::memory_order_acquire)) {
     // Inside the gate: whether it may be touched, and by which handle, does not change under it.
@@ -40,6 +44,17 @@ bool Core::poll_stream(Heap& heap, bool fence_legacy) {
   }
   fences_.poll(s);
   return fenced;
+}
+
+// No launch of the graph can come any more. What was freed without naming a stream was perhaps last used outside the
+// graph: that is done once a context event made from here on is.
+void Core::end_graph(Heap& heap) {
+  StreamState& s = heap.stream;
+  const Ticket issued = s.issued.load(std::memory_order_acquire);  // first: who took one of these has said so before
+  if (heap.freed_unnamed.load(std::memory_order_acquire))
+    s.captured.store(false, std::memory_order_release);
+  else
+    s.raise_completed(issued);
 }
 
 // A context event for marks that no stream will ever fence: their stream is gone, or nobody names it again. True: made.
@@ -208,8 +223,8 @@ bool Core::find_again(Named& t, const Need& need, Path path, Found* found) {
 // The stream is made to wait for another one's free: only on fences recorded inside the freeing call (section 3), so
 // that it waits for what was queued before that free and for nothing later.
 bool Core::take_waited(Named& t, const Need& need, Found* found) {
-  if (need.slot() || need.strict) return false;
   StreamState& me = t.stream();
+  if (need.slot() || need.strict || me.captured.load(std::memory_order_acquire)) return false;
   std::vector<std::pair<Bytes, std::vector<order::Mark>>> candidates;
   {
     std::lock_guard lock(extent_lock_);

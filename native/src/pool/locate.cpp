@@ -7,21 +7,6 @@ namespace streampool::pool {
 
 using placement::PageMap;
 
-namespace {
-
-debug::FaultKind fault_of(Errc errc) {
-  switch (errc) {
-    case Errc::double_free: return debug::FaultKind::double_free;
-    case Errc::interior_free: return debug::FaultKind::interior_free;
-    case Errc::wrong_pool: return debug::FaultKind::wrong_pool_free;
-    case Errc::trampled_record: return debug::FaultKind::trampled_record;
-    case Errc::size_mismatch: return debug::FaultKind::size_mismatch;
-    default: return debug::FaultKind::foreign_free;
-  }
-}
-
-}  // namespace
-
 // The live large block of any pool that holds `address`; `in_pool`: some pool owns the address. The page map has the
 // start of a block only, so this looks page by page towards lower addresses: for interior addresses and errors, not for
 // frees.
@@ -63,15 +48,15 @@ void Core::count_misuse(Errc errc) {
 // Finds the block that starts at `address`, in whatever state it is. Anything else is an error that names what is
 // there, and for a free a fault too.
 Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::StackId stack, bool is_free) {
-  const auto misuse = [&](Errc errc, std::string text, const BlockRecord* record, Address at) {
+  const auto misuse = [&](Errc errc, std::string text, const BlockRecord* record, Address at, Core* owner = nullptr) {
     if (is_free) count_misuse(errc);
     if (debugger_ != nullptr && is_free) {
       debug::Fault fault;
-      fault.kind = fault_of(errc);
+      fault.kind = *fault_of(errc);
       fault.address = fault.last = address;
       fault.at = stack;
       fault.note = text;
-      if (record != nullptr) fault.block = facts_of(*record, at);
+      if (record != nullptr) fault.block = (owner != nullptr ? owner : this)->facts_of(*record, at);
       debugger_->report(std::move(fault));
     }
     return failure->set(errc, std::move(text));
@@ -126,7 +111,7 @@ Errc Core::locate(Address address, BlockRef* out, Failure* failure, debug::Stack
                   "the block at " + hex(user) + " belongs to pool '" + core->name() + "' (" +
                       std::string(kind_name(core->kind())) + " memory of " + std::string(core->driver_->name()) +
                       "), not to pool '" + name_ + "'",
-                  nullptr, 0);
+                  record, user, core);
   if (user != address) {
     const bool live = record->is(Magic::live) || record->is(Magic::released);
     return misuse(Errc::interior_free,
@@ -150,7 +135,7 @@ Errc Core::must_have_size(const BlockRef& block, const FreeRequest& request, Fai
                            std::to_string(size) + " bytes, and the free says " + std::to_string(*request.size);
   if (debugger_ != nullptr) {
     debug::Fault fault;
-    fault.kind = fault_of(Errc::size_mismatch);
+    fault.kind = debug::FaultKind::size_mismatch;
     fault.address = fault.last = block.address;
     fault.at = request.stack;
     fault.note = text;
@@ -165,9 +150,19 @@ Errc Core::not_live(const BlockRef& block, std::uint64_t word, Failure* failure,
   const BlockRecord& record = *block.record;
   const bool trampled = !is_magic(BlockRecord::magic_of(word));
   if (is_free) count_misuse(trampled ? Errc::trampled_record : Errc::double_free);
-  if (trampled)
-    return failure->set(Errc::trampled_record, "the record of the block at " + hex(block.address) +
-                                                   " was overwritten in host memory; nothing was freed");
+  if (trampled) {
+    std::string text = "the record of the block at " + hex(block.address) +
+                       " was overwritten in host memory; nothing was freed. A stray host write is the likely cause";
+    if (debugger_ != nullptr && is_free) {
+      debug::Fault fault;
+      fault.kind = debug::FaultKind::trampled_record;
+      fault.address = fault.last = block.address;
+      fault.at = stack;
+      fault.note = text;
+      debugger_->report(std::move(fault));
+    }
+    return failure->set(Errc::trampled_record, std::move(text));
+  }
   // With another generation the record speaks of the new owner, who has nothing to do with this.
   const bool reused = BlockRecord::generation_of(word) != block.generation;
   std::string text = reused ? "the block" : "the block of " + std::to_string(record.size) + " bytes";

@@ -82,12 +82,16 @@ constexpr auto kTable = std::to_array<OptionRow>({
     {"page_guard_records", OptionType::text, "", "",
      "a file for the records of such blocks, which outlives the process; empty: none"},
     {"nvtx_regions", OptionType::choice, "off", "off|auto|on",
-     "not finished, and crashes under compute-sanitizer 13.0: tell an attached tool where each block lies; segments "
-     "are "
+     "not shown to work on a GPU yet: tell an attached tool (compute-sanitizer) where each block lies; segments are "
      "driver allocations, and the tool checks instead of the pool. auto: in debug modes, under a sanitizer; without a "
      "tool nothing changes"},
     {"max_faults", OptionType::integer, "100", "", "faults kept in full; more are counted"},
-    {"on_fault", OptionType::choice, "report", "report|raise", "what happens when a fault is found"},
+    {"max_repeats", OptionType::integer, "10", "",
+     "faults of one kind from the same lines kept in full; more are counted with the last of them; 0: any number"},
+    {"on_fault", OptionType::choice, "report", "report|raise|abort|callback",
+     "what the call does that is told of a fault: the pool's next allocation or free, check() and close(); for abort "
+     "and "
+     "callback also the wrong free itself"},
     {"leaks", OptionType::choice, "definite", "definite|all|off", "which leak classes count at the end of a run"},
     {"oom_retries", OptionType::integer, "3", "", "how often the out-of-memory callback may ask for another try"},
 });
@@ -444,7 +448,10 @@ bool to_options(const OptionMap& given, Options* out, std::string* error) {
   o.native_depth = number("native_depth");
   o.sample_bytes = o.stack_depth == 0 ? size("sample_bytes") : 0;
   o.oom_retries = number("oom_retries");
-  o.raise_on_fault = map["on_fault"] == "raise";
+  o.on_fault = map["on_fault"] == "raise"      ? Options::OnFault::raise
+               : map["on_fault"] == "abort"    ? Options::OnFault::abort
+               : map["on_fault"] == "callback" ? Options::OnFault::callback
+                                               : Options::OnFault::report;
   o.regions = map["nvtx_regions"] == "on"    ? Options::Regions::on
               : map["nvtx_regions"] == "off" ? Options::Regions::off
                                              : Options::Regions::automatic;
@@ -477,6 +484,7 @@ bool to_options(const OptionMap& given, Options* out, std::string* error) {
   pages.seed = static_cast<std::uint64_t>(number("page_guard_seed"));
   pages.records = map["page_guard_records"];
   o.debug.max_faults = static_cast<std::uint32_t>(number("max_faults"));
+  o.debug.max_repeats = static_cast<std::uint32_t>(number("max_repeats"));
   *out = o;
   return true;
 }

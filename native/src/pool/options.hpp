@@ -75,7 +75,7 @@ struct Options {
   int native_depth = 0;         // native frames kept beside them; 0: none
   Bytes sample_bytes = 0;       // one allocation in so many bytes keeps its call stack; 0: none
   int oom_retries = 3;          // of the user's out-of-memory callback
-  bool raise_on_fault = false;
+  enum class OnFault : std::uint8_t { report, raise, abort, callback } on_fault = OnFault::report;
   enum class Regions : std::uint8_t { off, automatic, on } regions = Regions::automatic;  // of NVTX
   debug::Options debug;
 };

@@ -68,6 +68,7 @@ Core::Grown Core::grow_piece(const Growth& growth, Status* status) {
 
 Core::Grown Core::take_piece(Bytes size, Status* status) {
   if (!charge(size)) return *status = {}, Grown::limit;
+  const std::shared_lock gate(private_gate_);
   Address begin = 0;
   order::Ticket ticket = 0;
   *status =
@@ -198,6 +199,7 @@ Bytes Core::give_back_pooled(Bytes keep, Bytes size) {
 
 // What the driver's pool keeps is memory that we hold, and count no more: it goes back, but for what our pieces need.
 void Core::trim_driver_pool() {
+  const std::shared_lock gate(private_gate_);
   const driver::PoolHandle pool = driver_pool_.load();
   Heap* heap = piece_heap_.load();
   if (pool == 0 || heap == nullptr) return;    // nothing was ever taken from it
@@ -208,6 +210,7 @@ void Core::trim_driver_pool() {
 
 // Stream-ordered, on the private stream, and normally done when this returns.
 Bytes Core::free_pooled(const std::vector<Piece>& pieces) {
+  const std::shared_lock gate(private_gate_);
   Bytes freed = 0;
   for (const Piece& piece : pieces) {
     if (free_piece(piece.begin).ok())

@@ -23,26 +23,38 @@ void StreamTable::change_epoch() {
 
 Heap* StreamTable::find_or_make(std::uint64_t id, bool count, order::Events* events) {
   std::lock_guard lock(mutex_);
-  Heap*& entry = by_id_[id];
+  const auto found = by_id_.find(id);
+  Heap* entry = found != by_id_.end() ? found->second : nullptr;
   if (entry == nullptr) {
-    if (!spare_.empty()) {
-      entry = spare_.back();
-      spare_.pop_back();
-    } else {
-      entry = &store_.emplace_back();
-      entry->made_before = made_.load(std::memory_order_relaxed);
-      made_.store(entry, std::memory_order_release);
-    }
-    // Tickets go on from where they were: marks of the entry's former stream stay complete.
+    entry = take_entry(id);
     entry->stream.id = id;
-    entry->stream.lasting = false;
-    entry->stream.legacy = false;
-    entry->stream.handle = 0;
     entry->stream.events = events;
     entry->known = true;
-    known_.fetch_add(1, std::memory_order_relaxed);
   }
   if (count) entry->users.fetch_add(1, std::memory_order_acquire);
+  return entry;
+}
+
+// Under the mutex: a heap, new or of a stream that is gone. Tickets go on from where they were: marks of its former
+// stream stay complete.
+Heap* StreamTable::take_entry(std::uint64_t key) {
+  Heap*& entry = by_id_[key];
+  if (!spare_.empty()) {
+    entry = spare_.back();
+    spare_.pop_back();
+  } else {
+    entry = &store_.emplace_back();
+    entry->made_before = made_.load(std::memory_order_relaxed);
+    made_.store(entry, std::memory_order_release);
+  }
+  entry->stream.lasting = false;
+  entry->stream.legacy = false;
+  entry->stream.handle = 0;
+  entry->stream.events = nullptr;
+  entry->stream.captured = false;
+  entry->graph = nullptr;
+  entry->freed_unnamed = false;
+  known_.fetch_add(1, std::memory_order_relaxed);
   return entry;
 }
 
@@ -79,17 +91,31 @@ bool StreamTable::capture_known() const {
   return until != 0 && driver_.now() < until;
 }
 
-void StreamTable::note_capture(StreamHandle handle, bool capturing) {
-  if (!capturing && seen_until_.load(std::memory_order_acquire) == 0) return;
+void StreamTable::note_capture(StreamHandle handle, std::uint64_t capture) {
   constexpr double kSeenFor = 1.0;
   const double now = driver_.now();
   std::lock_guard lock(mutex_);
-  std::erase_if(seen_, [&](const auto& seen) { return seen.first == handle || seen.second <= now; });
-  if (capturing) seen_.emplace_back(handle, now + kSeenFor);
+  const auto same = [&](const Seen& seen) { return seen.handle == handle && seen.until > now; };
+  const bool known = std::any_of(seen_.begin(), seen_.end(), same);
+  forget_seen([&](const Seen& seen) { return seen.handle == handle || seen.until <= now; });
+  seen_.push_back({handle, capture, now + kSeenFor});
+  seen_until_.store(now + kSeenFor, std::memory_order_release);  // the latest
+  if (!known) change_epoch();
+}
+
+void StreamTable::note_no_capture(StreamHandle handle) {
+  if (seen_until_.load(std::memory_order_acquire) == 0) return;
+  const double now = driver_.now();
+  std::lock_guard lock(mutex_);
+  forget_seen([&](const Seen& seen) { return seen.handle == handle || seen.until <= now; });
+}
+
+// Under the mutex.
+void StreamTable::forget_seen(const std::function<bool(const Seen&)>& over) {
+  std::erase_if(seen_, over);
   double until = 0;
-  for (const auto& [h, t] : seen_) until = std::max(until, t);
+  for (const Seen& seen : seen_) until = std::max(until, seen.until);
   seen_until_.store(until, std::memory_order_release);
-  if (capturing) change_epoch();
 }
 
 void StreamTable::begin_capture() {
@@ -99,11 +125,17 @@ void StreamTable::begin_capture() {
   change_epoch();
 }
 
-bool StreamTable::end_capture() {
+bool StreamTable::end_capture(StreamHandle handle) {
   std::uint32_t open = captures_.load(std::memory_order_relaxed);
-  while (open != 0)
-    if (captures_.compare_exchange_weak(open, open - 1, std::memory_order_acq_rel)) return true;
-  return false;
+  do {
+    if (open == 0) return false;
+  } while (!captures_.compare_exchange_weak(open, open - 1, std::memory_order_acq_rel));
+  if (handle == 0) return true;
+  std::lock_guard lock(mutex_);
+  const auto own = std::find_if(seen_.begin(), seen_.end(), [&](const Seen& seen) { return seen.handle == handle; });
+  if (own == seen_.end()) return true;
+  forget_seen([capture = own->capture](const Seen& seen) { return seen.capture == capture; });
+  return true;
 }
 
 Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
@@ -137,11 +169,12 @@ Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failu
   const bool other_captures = driver::is_legacy(handle) && status.code == Code::capturing;
   if (!status.ok() && !other_captures) return refuse(handle, status, failure);
   if (capture.capturing) {
-    note_capture(handle, true);
-    return failure->set(Errc::capture, "stream " + hex(handle) +
-                                           " is capturing a graph; this pool does not serve captures yet. Allocate "
-                                           "before the capture begins and free after it ends; the capture itself is "
-                                           "still valid");
+    note_capture(handle, capture.id);
+    if (!promised)
+      return failure->set(Errc::capture, "stream " + hex(handle) +
+                                             " is capturing a graph: register it before the capture begins, or after "
+                                             "it ends; the capture is still valid");
+    return name_captured(handle, capture.id, out, failure);
   }
   if (promised) {
     std::lock_guard lock(mutex_);
@@ -158,7 +191,7 @@ Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failu
   std::uint64_t id = 0;
   status = driver_.stream_id(handle, &id);
   if (!status.ok()) return refuse(handle, status, failure);
-  note_capture(handle, false);
+  note_no_capture(handle);
   if (driver::is_legacy(handle)) {
     // The legacy default stream lives as long as its context: lasting without anybody's promise.
     Heap* heap = find_or_make(id, false);
@@ -182,6 +215,63 @@ Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failu
     heap = find_or_make(id, true, owner.get() == &driver_ ? nullptr : events_of(std::move(owner)));
   }
   *out = Named(heap, handle, true);
+  return Errc::ok;
+}
+
+// R23: what a stream allocates, frees and declares while it captures belongs to the graph, by capture and stream. Its
+// memory is reused in the captured order, and by nobody else until the graph is gone.
+Errc StreamTable::name_captured(StreamHandle handle, std::uint64_t capture, Named* out, Failure* failure) {
+  if (capture == 0)
+    return failure->set(Errc::capture, "the capture of stream " + hex(handle) +
+                                           " was invalidated by another call: end it, and capture again");
+  std::shared_ptr<const GraphLife> life;
+  const auto found = [&] {
+    const auto it = captured_.find({capture, handle});
+    if (it == captured_.end()) return false;
+    it->second->users.fetch_add(1, std::memory_order_acquire);
+    *out = Named(it->second, handle, true);
+    return true;
+  };
+  {
+    std::lock_guard lock(mutex_);
+    if (found()) return Errc::ok;
+    // Of another stream of the same capture.
+    const auto it = captured_.lower_bound({capture, 0});
+    if (it != captured_.end() && it->first.first == capture) life = it->second->graph;
+  }
+  if (life == nullptr) {
+    auto fresh = std::make_shared<GraphLife>();
+    fresh->capture = capture;
+    auto held = std::make_unique<std::shared_ptr<GraphLife>>(fresh);
+    const driver::Status status = driver_.graph_retain(
+        handle, capture,
+        [](void* object) {
+          const std::unique_ptr<std::shared_ptr<GraphLife>> ours(static_cast<std::shared_ptr<GraphLife>*>(object));
+          (*ours)->ended.store(true, std::memory_order_release);
+        },
+        held.get());
+    if (!status.ok()) {
+      failure->cause = status;
+      failure->lost = status.code == Code::lost;
+      return failure->set(Errc::capture, "stream " + hex(handle) +
+                                             " is capturing a graph, which cannot be given memory of its own: " +
+                                             driver::describe(status) +
+                                             ". Allocate before the capture begins; the capture is still valid");
+    }
+    (void)held.release();
+    life = std::move(fresh);
+  }
+  std::lock_guard lock(mutex_);
+  if (found()) return Errc::ok;  // another thread was quicker; what was retained here ends with the graph
+  Heap* entry = take_entry(kCapturedId | ++captured_heaps_);
+  entry->stream.id = kCapturedId | capture;
+  entry->stream.captured = true;
+  entry->graph = std::move(life);
+  entry->captured_on = handle;
+  entry->users.fetch_add(1, std::memory_order_acquire);
+  entry->known = true;
+  captured_[{capture, handle}] = entry;
+  *out = Named(entry, handle, true);
   return Errc::ok;
 }
 
@@ -284,6 +374,7 @@ void StreamTable::sweep(const std::function<bool(Heap&)>& empty) {
     heap.stream.fence_lock.lock();
     heap.stream.waited.clear();
     heap.stream.fence_lock.unlock();
+    if (heap.graph != nullptr) captured_.erase({heap.graph->capture, heap.captured_on});
     heap.stream.unfenced_frees = 0;
     heap.stream.unfenced_bytes = 0;
     heap.stream.owed = false;

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../driver/driver.hpp"
@@ -73,7 +75,7 @@ class StreamTable {
   StreamTable(driver::Driver& driver, std::atomic<std::uint64_t>& epoch);
 
   // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then
-  // its id.
+  // its id. What a capturing stream is named for belongs to its graph: a heap of its own.
   Errc name(driver::StreamHandle handle, Named* out, Failure* failure);
   // Whether the handle is that of the stream `id`, which does not capture: without a lock or any look at what is known.
   bool is_still(driver::StreamHandle handle, std::uint64_t id);
@@ -89,7 +91,8 @@ class StreamTable {
   void change_epoch();
   // Counts declared captures; while one is open lasting streams are checked as well.
   void begin_capture();
-  bool end_capture();  // false: none was declared
+  // What was seen of the capture that `handle` took part in is over with it (0: not known). False: none was declared.
+  bool end_capture(driver::StreamHandle handle);
   // An undeclared capture counts for a second after it was seen, or until its stream is found not capturing: its handle
   // cannot be asked again without its owner.
   bool capture_known() const;
@@ -113,11 +116,21 @@ class StreamTable {
   std::uint64_t lookups() const { return lookups_.load(std::memory_order_relaxed); }
 
  private:
+  // A stream that was seen capturing, and until when that counts.
+  struct Seen {
+    driver::StreamHandle handle = 0;
+    std::uint64_t capture = 0;
+    double until = 0;
+  };
   Heap* find_or_make(std::uint64_t id, bool count, order::Events* events = nullptr);
   order::Events* events_of(std::shared_ptr<driver::Driver> peer);
   Heap* find(std::uint64_t id, bool count);
   Errc identify(driver::StreamHandle handle, bool promised, Named* out, Failure* failure);
-  void note_capture(driver::StreamHandle handle, bool capturing);
+  Errc name_captured(driver::StreamHandle handle, std::uint64_t capture, Named* out, Failure* failure);
+  Heap* take_entry(std::uint64_t key);
+  void note_capture(driver::StreamHandle handle, std::uint64_t capture);
+  void note_no_capture(driver::StreamHandle handle);
+  void forget_seen(const std::function<bool(const Seen&)>& over);
   Errc refuse(driver::StreamHandle handle, const driver::Status& status, Failure* failure) const;
 
   driver::Driver& driver_;
@@ -125,13 +138,15 @@ class StreamTable {
   std::mutex mutex_;  // guards the maps; never held over a driver call
   std::unordered_map<std::uint64_t, Heap*> by_id_;
   std::unordered_map<driver::StreamHandle, Heap*> lasting_;
+  std::map<std::pair<std::uint64_t, driver::StreamHandle>, Heap*> captured_;  // by capture and stream
+  std::uint64_t captured_heaps_ = 0;                                          // ever made: their keys in by_id_
   std::vector<std::unique_ptr<DriverEvents>> peers_;  // one for each peer whose streams were recorded
   std::deque<Heap> store_;
   std::atomic<Heap*> made_{nullptr};  // the newest of them
   std::vector<Heap*> spare_;
   std::shared_mutex gate_;
   std::atomic<std::uint32_t> captures_{0};
-  std::vector<std::pair<driver::StreamHandle, double>> seen_;  // capturing streams, and until when that counts
+  std::vector<Seen> seen_;
   std::atomic<double> seen_until_{0};
   std::atomic<std::uint64_t> lookups_{0};
   std::atomic<std::size_t> known_{0};
@@ -140,6 +155,9 @@ class StreamTable {
 // Epochs of doors (core.hpp): even, never given out twice.
 inline constexpr std::uint64_t kShut = 1;
 std::uint64_t new_epoch();
+
+// Set in the id of a heap that belongs to a graph; the rest is the capture's id.
+inline constexpr std::uint64_t kCapturedId = std::uint64_t{1} << 63;
 
 // The legacy stream under one name.
 constexpr driver::StreamHandle canonical(driver::StreamHandle handle) {

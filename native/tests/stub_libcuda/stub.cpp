@@ -8,9 +8,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../src/driver/cuda/api.hpp"
@@ -35,6 +37,7 @@ thread_local int capture_mode = 0;  // global, as a thread starts
 std::uint64_t next_id = 10;
 std::map<cuda::Stream, std::uint64_t> streams;
 std::map<cuda::Stream, bool> capturing;
+std::vector<cuda::UserObject> retained;  // by the one graph
 
 std::mutex things_mutex;
 // Everything handed out, so that what a lost device leaves behind is not taken for a leak. Never destroyed.
@@ -60,6 +63,12 @@ struct Launch {
   unsigned long long key;
 };
 std::vector<Launch> waiting;
+
+void end_user_object(cuda::UserObject object) {
+  const std::unique_ptr<std::pair<void (*)(void*), void*>> held(
+      reinterpret_cast<std::pair<void (*)(void*), void*>*>(object));
+  held->first(held->second);
+}
 
 cuda::Context primary() { return reinterpret_cast<cuda::Context>(&primary_context); }
 
@@ -371,12 +380,41 @@ cuda::Result cuStreamIsCapturing(cuda::Stream stream, int* out) {
   return cuda::kSuccess;
 }
 
-cuda::Result cuStreamGetCaptureInfo(cuda::Stream stream, int* state, std::uint64_t* id, cuda::Graph*, const void**,
-                                    std::size_t*) {
+cuda::Result cuStreamGetCaptureInfo(cuda::Stream stream, int* state, std::uint64_t* id, cuda::Graph* graph,
+                                    const void**, std::size_t*) {
   STUB_BEGIN("cuStreamGetCaptureInfo", stream);
   *state = capturing[stream] ? 1 : 0;
   *id = 77;
+  if (graph != nullptr) *graph = capturing[stream] ? reinterpret_cast<cuda::Graph>(&capturing[stream]) : nullptr;
   return cuda::kSuccess;
+}
+
+// One user object, and who holds it: the one who made it, or the graph.
+cuda::Result cuUserObjectCreate(cuda::UserObject* out, void* object, void (*destroy)(void*), unsigned count,
+                                unsigned flags) {
+  STUB_BEGIN("cuUserObjectCreate");
+  if (count != 1 || flags != cuda::kUserObjectNoDestructorSync) return cuda::kInvalidValue;
+  *out = reinterpret_cast<cuda::UserObject>(new std::pair<void (*)(void*), void*>(destroy, object));
+  return cuda::kSuccess;
+}
+
+cuda::Result cuUserObjectRelease(cuda::UserObject object, unsigned count) {
+  STUB_BEGIN("cuUserObjectRelease");
+  if (count != 1) return cuda::kInvalidValue;
+  end_user_object(object);
+  return cuda::kSuccess;
+}
+
+cuda::Result cuGraphRetainUserObject(cuda::Graph, cuda::UserObject object, unsigned count, unsigned flags) {
+  STUB_BEGIN("cuGraphRetainUserObject");
+  if (count != 1 || flags != cuda::kGraphUserObjectMove) return cuda::kInvalidValue;
+  retained.push_back(object);
+  return cuda::kSuccess;
+}
+
+// The graph, and all that was made of it, is gone.
+void stub_end_graph() {
+  for (const cuda::UserObject object : std::exchange(retained, {})) end_user_object(object);
 }
 
 cuda::Result cuStreamGetId(cuda::Stream stream, unsigned long long* out) {

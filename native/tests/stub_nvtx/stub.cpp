@@ -8,6 +8,7 @@
 
 namespace {
 
+using Function = void (*)();
 struct Segment {
   std::size_t id, count;
   std::intptr_t* slots;
@@ -65,6 +66,8 @@ struct Known {
 std::map<std::uintptr_t, std::size_t> heaps;
 std::map<std::uintptr_t, Known> regions;
 int mistakes = 0;
+int first_slot = 1;  // where the tool puts function 1: as headers of 2023 and later have it, or 0, as those of 2020
+char our_domain = 0;
 
 template <typename Desc>
 void expect(const Desc* desc, bool also) {
@@ -72,33 +75,28 @@ void expect(const Desc* desc, bool also) {
 }
 
 void* heap_register(void* domain, const Heap* desc) {
-  expect(desc, domain == nullptr && desc->usage == 1 && desc->type == 1 && desc->desc_size == sizeof(Range));
+  expect(desc, domain == &our_domain && desc->usage == 1 && desc->type == 1 && desc->desc_size == sizeof(Range));
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(desc->desc->at);
-  if (!heaps.emplace(at, desc->desc->size).second) ++mistakes;
+  // Memory that a heap had and that comes again was freed in between, with its regions.
+  regions.erase(regions.lower_bound(at), regions.lower_bound(at + desc->desc->size));
+  heaps[at] = desc->desc->size;
   return reinterpret_cast<void*>(at + 1);
 }
 
-void heap_unregister(void*, void* handle) {
-  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(handle) - 1;
-  const auto at = heaps.find(begin);
-  if (at == heaps.end()) {
-    ++mistakes;
-    return;
-  }
-  regions.erase(regions.lower_bound(begin), regions.lower_bound(begin + at->second));
-  heaps.erase(at);
-}
+// A tool hears of freed memory from the driver: being told as well, it reports the free.
+void heap_unregister(void*, void*) { ++mistakes; }
+void unused() { ++mistakes; }
 
-void regions_register(void*, const Register* desc) {
-  expect(desc, desc->type == 1 && desc->count == 1 && desc->element_size == sizeof(Range));
+void regions_register(void* domain, const Register* desc) {
+  expect(desc, domain == &our_domain && desc->type == 1 && desc->count == 1 && desc->element_size == sizeof(Range));
   const std::uintptr_t heap = reinterpret_cast<std::uintptr_t>(desc->heap) - 1;
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(desc->elements->at);
   if (!heaps.contains(heap) || at < heap || at + desc->elements->size > heap + heaps[heap]) ++mistakes;
   if (!regions.emplace(at, Known{desc->elements->size, {}}).second) ++mistakes;
 }
 
-void regions_unregister(void*, const Unregister* desc) {
-  expect(desc, desc->ref_type == 1 && desc->count == 1 && desc->element_size == sizeof(void*));
+void regions_unregister(void* domain, const Unregister* desc) {
+  expect(desc, domain == &our_domain && desc->ref_type == 1 && desc->count == 1 && desc->element_size == sizeof(void*));
   if (regions.erase(reinterpret_cast<std::uintptr_t>(desc->elements[0])) != 1) ++mistakes;
 }
 
@@ -120,16 +118,39 @@ int InitializeInjectionNvtxExtension(Module* module) {
   if (module->version != 3 || module->size != sizeof(Module) || module->id != 1 || module->compat != 0x0102 ||
       module->segments != 1 || module->segment->count < 8)
     return 0;
-  std::intptr_t* slots = module->segment->slots;
-  slots[1] = reinterpret_cast<std::intptr_t>(heap_register);
-  slots[2] = reinterpret_cast<std::intptr_t>(heap_unregister);
-  slots[4] = reinterpret_cast<std::intptr_t>(regions_register);
-  slots[6] = reinterpret_cast<std::intptr_t>(regions_unregister);
-  slots[7] = reinterpret_cast<std::intptr_t>(regions_name);
+  std::intptr_t* slots = module->segment->slots + first_slot;
+  slots[0] = reinterpret_cast<std::intptr_t>(heap_register);
+  slots[1] = reinterpret_cast<std::intptr_t>(heap_unregister);
+  slots[2] = reinterpret_cast<std::intptr_t>(unused);  // heap reset
+  slots[3] = reinterpret_cast<std::intptr_t>(regions_register);
+  slots[4] = reinterpret_cast<std::intptr_t>(unused);  // regions resize
+  slots[5] = reinterpret_cast<std::intptr_t>(regions_unregister);
+  slots[6] = reinterpret_cast<std::intptr_t>(regions_name);
+  return 1;
+}
+
+int InitializeInjectionNvtx2(const void* (*get_export_table)(std::uint32_t)) {
+  struct Callbacks {
+    std::size_t size;
+    int (*module_functions)(int, Function***, unsigned*);
+  };
+  const auto* callbacks = static_cast<const Callbacks*>(get_export_table(1));
+  Function** table = nullptr;
+  unsigned size = 0;
+  constexpr int kCore2 = 5, kDomainCreate = 12;
+  if (callbacks == nullptr || callbacks->size < sizeof(Callbacks) || get_export_table(2) != nullptr ||
+      callbacks->module_functions(kCore2, &table, &size) == 0 || size <= kDomainCreate || table[0] != nullptr)
+    return 0;
+  void* (*create)(const char*) = [](const char* name) -> void* {
+    if (std::strcmp(name, "streampool") != 0) ++mistakes;
+    return &our_domain;
+  };
+  *table[kDomainCreate] = reinterpret_cast<Function>(create);
   return 1;
 }
 
 // What a test asks.
+void nvtx_stub_count_from(int slot) { first_slot = slot; }
 int nvtx_stub_mistakes() { return mistakes; }
 std::size_t nvtx_stub_heaps() { return heaps.size(); }
 // The size of the region at an address, ~0 where there is none; its name into `name`.

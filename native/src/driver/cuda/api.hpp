@@ -20,6 +20,7 @@ using Function = struct FunctionTag*;
 using Stream = struct StreamTag*;
 using Event = struct EventTag*;
 using Graph = struct GraphTag*;
+using UserObject = struct UserObjectTag*;
 using MemoryPool = struct MemoryPoolTag*;
 
 inline constexpr Result kSuccess = 0;
@@ -31,6 +32,7 @@ inline constexpr Result kInvalidContext = 201;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kContextIsDestroyed = 709;
 inline constexpr Result kNotSupported = 801;
+inline constexpr Result kCaptureInvalidated = 901;
 
 inline constexpr int kOldestVersion = 12000;  // CUDA 12.0: cuStreamGetId, cuCtxGetId
 
@@ -40,7 +42,8 @@ inline constexpr unsigned kHostAllocPortable = 1;
 inline constexpr unsigned kHostAllocDeviceMap = 2;
 inline constexpr unsigned kAttachGlobal = 1;
 inline constexpr int kCaptureModeRelaxed = 2;
-inline constexpr int kCaptureStatusNone = 0;  // 1: active, 2: invalidated
+inline constexpr int kCaptureStatusNone = 0;
+inline constexpr int kCaptureStatusActive = 1;  // 2: invalidated
 inline constexpr std::uint64_t kProcAddressLegacyStream = 1;
 
 inline constexpr int kAttributeManagedMemory = 83;
@@ -92,6 +95,9 @@ struct MemPoolProps {
 inline constexpr int kPoolReleaseThreshold = 4;
 static_assert(sizeof(MemPoolProps) == 88);
 
+inline constexpr unsigned kUserObjectNoDestructorSync = 1;
+inline constexpr unsigned kGraphUserObjectMove = 1;
+
 // One row a function: base name, the CUDA version whose prototype this is, whether we can do without, its parameters.
 // clang-format off
 #define STREAMPOOL_CUDA_FUNCTIONS(X)                                                                                   \
@@ -139,6 +145,9 @@ static_assert(sizeof(MemPoolProps) == 88);
   X(cuStreamIsCapturing, 10000, required, (Stream, int*))                                                              \
   X(cuStreamGetCaptureInfo, 11030, optional,                                                                           \
     (Stream, int*, std::uint64_t*, Graph*, const void**, std::size_t*))                                                \
+  X(cuUserObjectCreate, 11030, optional, (UserObject*, void*, void (*)(void*), unsigned, unsigned))                     \
+  X(cuUserObjectRelease, 11030, optional, (UserObject, unsigned))                                                       \
+  X(cuGraphRetainUserObject, 11030, optional, (Graph, UserObject, unsigned, unsigned))                                  \
   X(cuStreamGetId, 12000, required, (Stream, unsigned long long*))                                                     \
   X(cuStreamGetCtx, 9020, optional, (Stream, Context*))                                                                \
   X(cuStreamWaitEvent, 3020, required, (Stream, Event, unsigned))                                                      \

@@ -349,6 +349,39 @@ Status CudaDriver::stream_is_capturing(StreamHandle stream, CaptureState* out) {
   });
 }
 
+// A user object of the graph, as the driver's documentation has it for what must live as long as a graph's launches.
+Status CudaDriver::graph_retain(StreamHandle stream, std::uint64_t capture, void (*ended)(void*), void* object) {
+  struct Retained {
+    void (*ended)(void*);
+    void* object;
+    static void destroy(void* self) {
+      const std::unique_ptr<Retained> retained(static_cast<Retained*>(self));
+      if (retained->ended != nullptr) retained->ended(retained->object);
+    }
+  };
+  const Api& functions = *session_.api;
+  const bool able = functions.cuStreamGetCaptureInfo && functions.cuUserObjectCreate && functions.cuUserObjectRelease &&
+                    functions.cuGraphRetainUserObject;
+  return run(Call::graph_retain, able, [&](const Api& api) -> Result {
+    int state = kCaptureStatusNone;
+    std::uint64_t id = 0;
+    Graph graph = nullptr;
+    Result result = api.cuStreamGetCaptureInfo(to_stream(stream), &state, &id, &graph, nullptr, nullptr);
+    if (result != kSuccess) return result;
+    if (state != kCaptureStatusActive || id != capture || graph == nullptr) return kCaptureInvalidated;
+    auto retained = std::make_unique<Retained>(Retained{ended, object});
+    UserObject held = nullptr;
+    result = api.cuUserObjectCreate(&held, retained.get(), &Retained::destroy, 1, kUserObjectNoDestructorSync);
+    if (result != kSuccess) return result;
+    Retained* const theirs = retained.release();
+    result = api.cuGraphRetainUserObject(graph, held, 1, kGraphUserObjectMove);
+    if (result == kSuccess) return result;
+    theirs->ended = nullptr;
+    api.cuUserObjectRelease(held, 1);
+    return result;
+  });
+}
+
 Status CudaDriver::stream_id(StreamHandle stream, std::uint64_t* out) {
   *out = 0;
   return run(Call::stream_id, true, [&](const Api& api) {

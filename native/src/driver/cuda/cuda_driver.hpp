@@ -54,6 +54,7 @@ class CudaDriver final : public Driver {
   Status pool_trim(PoolHandle pool, Bytes keep) override;
 
   Status stream_is_capturing(StreamHandle stream, CaptureState* out) override;
+  Status graph_retain(StreamHandle stream, std::uint64_t capture, void (*ended)(void*), void* object) override;
   Status stream_id(StreamHandle stream, std::uint64_t* out) override;
   Status stream_identity(StreamHandle stream, CaptureState* capture, std::uint64_t* id) override;
   Status stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) override;

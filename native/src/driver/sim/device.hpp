@@ -42,6 +42,7 @@ class SimDevice final : public Device {
   Status pool_trim(PoolHandle pool, Bytes keep) override;
 
   Status stream_is_capturing(StreamHandle stream, CaptureState* out) override;
+  Status graph_retain(StreamHandle stream, std::uint64_t capture, void (*ended)(void*), void* object) override;
   Status stream_id(StreamHandle stream, std::uint64_t* out) override;
   Status stream_owner(StreamHandle stream, std::shared_ptr<Driver>* out) override;
   Status stream_create(StreamHandle* out) override { return create_stream(false, {}, out); }
@@ -68,7 +69,8 @@ class SimDevice final : public Device {
   Status poll(EventHandle event) override { return query(event, true); }
   Status poll_stream(StreamHandle stream) override { return query_stream(stream, true); }
   Status begin_capture(StreamHandle stream) override;
-  Status end_capture(StreamHandle stream, bool* valid) override;
+  Status end_capture(StreamHandle stream, std::shared_ptr<Graph>* graph) override;
+  Status launch_graph(const std::shared_ptr<Graph>& graph, StreamHandle stream) override;
   void host_access(Access access, std::string label, std::uint32_t stack) override;
   void drop_stream(StreamHandle stream) override;
   void drop_event(EventHandle event) override;
@@ -100,7 +102,7 @@ class SimDevice final : public Device {
   Status query(EventHandle event, bool foreign);
   void destroy_event(EventHandle handle, const std::shared_ptr<Event>& event);
   Status wait_for_all(Call call, const Interrupt& interrupt);
-  // Work for a stream, or nothing but a note when the stream captures (then the node is null).
+  // Work for a stream, or for the graph that it captures into (then the node is null).
   struct Queued {
     NodePtr node;
     Clock clock;

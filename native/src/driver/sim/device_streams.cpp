@@ -1,4 +1,4 @@
-// The simulated device's calls for streams, events, waits and captures. See device.hpp.
+// The simulated device's calls for streams, events and waits. See device.hpp.
 #include "device.hpp"
 
 namespace streampool::driver::sim {
@@ -33,21 +33,23 @@ Status SimDevice::create_stream(bool blocking, std::string name, StreamHandle* o
 Status SimDevice::stream_destroy(StreamHandle handle) {
   constexpr Call call = Call::stream_destroy;
   if (const Status status = enter(call); !status) return status;
+  Trash trash;
   const Lock lock(machine_->mutex);
   if (is_legacy(handle) || handle == kPerThreadStream) return fail(call, Code::invalid, kInvalidHandle);
   const StreamPtr stream = machine_->find_stream(state_, handle, call);
   if (!stream) return fail(call, Code::failed, kDeadHandle);
-  machine_->destroy_stream(handle, stream);
+  machine_->destroy_stream(handle, stream, trash);
   return {};
 }
 
 void SimDevice::drop_stream(StreamHandle handle) {
   if (ending() != Ending::no || machine_->dead()) return;
   count(Call::stream_destroy);
+  Trash trash;
   const Lock lock(machine_->mutex);
   if (const StreamPtr* found = machine_->streams.find(handle)) {
     const StreamPtr stream = *found;
-    machine_->destroy_stream(handle, stream);
+    machine_->destroy_stream(handle, stream, trash);
   }
 }
 
@@ -61,7 +63,7 @@ Status SimDevice::stream_is_capturing(StreamHandle handle, CaptureState* out) {
     return fail(call, Code::capturing, kCaptureImplicit);  // harms nothing
   }
   out->capturing = stream->capture != nullptr;
-  out->id = stream->capture ? stream->capture->id : 0;
+  out->id = stream->capture && stream->capture->valid ? stream->capture->id : 0;
   return {};
 }
 
@@ -297,36 +299,6 @@ Status SimDevice::wait_for_all(Call call, const Interrupt& interrupt) {
   const Waited waited = machine_->wait(lock, &state_, interrupt, [&] { return node->done; });
   if (waited == Waited::done) clock.give_to(machine_->host);
   return from_wait(call, waited);
-}
-
-Status SimDevice::begin_capture(StreamHandle handle) {
-  constexpr Call call = Call::launch;
-  if (ending() != Ending::no) return fail(call, Code::gone, kDeinitialized);
-  const Lock lock(machine_->mutex);
-  const StreamPtr stream = machine_->find_stream(state_, handle, call);
-  if (!stream) return fail(call, Code::failed, kDeadHandle);
-  if (stream->legacy || stream->capture) return fail(call, Code::capturing, kCaptureUnsupported);
-  auto capture = std::make_shared<Capture>();
-  capture->id = ++machine_->captures;
-  capture->origin = stream;
-  machine_->join_capture(stream, capture);
-  return {};
-}
-
-Status SimDevice::end_capture(StreamHandle handle, bool* valid) {
-  constexpr Call call = Call::launch;
-  if (ending() != Ending::no) return fail(call, Code::gone, kDeinitialized);
-  const Lock lock(machine_->mutex);
-  const StreamPtr stream = machine_->find_stream(state_, handle, call);
-  if (!stream) return fail(call, Code::failed, kDeadHandle);
-  const CapturePtr capture = stream->capture;
-  if (!capture || capture->origin.lock() != stream) return fail(call, Code::invalid, kCaptureUnmatched);
-  // All work of streams that joined must have come back to the one that began.
-  for (const auto& [id, work] : capture->last_work)
-    if (id != stream->id && stream->captured[id] < work) machine_->invalidate(capture);
-  *valid = capture->valid;
-  machine_->end_capture(capture);
-  return {};
 }
 
 std::uint64_t SimDevice::live_streams() {

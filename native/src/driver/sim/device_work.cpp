@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "device.hpp"
+#include "graph.hpp"
 #include "host_pointer.hpp"
 #include "pattern_loops.hpp"
 
@@ -66,8 +67,20 @@ Status SimDevice::queue(Call call, Work work, bool foreign, Queued* out, const s
   }
   if (const CapturePtr& capture = stream->capture) {
     if (!capture->valid) return fail(call, Code::capturing, kCaptureInvalidated);
-    stream->captured[stream->id] = ++capture->last_work[stream->id];
-    if (work.body) trash.push_back(std::exchange(work.body, nullptr));
+    Graph::Piece piece;
+    piece.after.assign(stream->captured.begin(), stream->captured.end());
+    piece.stream = stream->id;
+    piece.number = stream->captured[stream->id] = ++capture->last_work[stream->id];
+    piece.device = &state_;
+    piece.stream_name = stream->name;
+    if (work.body) piece.body = std::make_shared<std::function<void()>>(std::move(work.body));
+    piece.foreign = foreign;
+    piece.accesses = std::move(work.accesses);
+    piece.touched = touched;
+    piece.label = std::move(work.label);
+    piece.stack = work.stack;
+    piece.gate = std::move(work.gate);
+    capture->graph->pieces.push_back(std::move(piece));
     return {};
   }
   const NodePtr node = machine_->new_node(state_, stream);

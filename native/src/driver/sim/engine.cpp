@@ -119,14 +119,18 @@ StreamPtr Machine::make_stream(DeviceState& device, bool blocking, std::string n
   return stream;
 }
 
-void Machine::destroy_stream(StreamHandle handle, const StreamPtr& stream) {
+void Machine::destroy_stream(StreamHandle handle, const StreamPtr& stream, Trash& trash) {
   if (stream->capture) {
     invalidate(stream->capture);
-    if (stream->capture->origin.lock() == stream) end_capture(stream->capture);
+    if (stream->capture->origin.lock() == stream) end_capture(stream->capture, trash);
   }
   streams.remove(handle);
-  stream->destroyed = true;
   --stream->device->live_streams;
+  end_inner(stream);
+}
+
+void Machine::end_inner(const StreamPtr& stream) {
+  stream->destroyed = true;
   if (!stream->tail) retire_stream(*stream);
 }
 
@@ -262,7 +266,9 @@ void Machine::join_capture(const StreamPtr& stream, const CapturePtr& capture) {
   capture->members.push_back(stream);
 }
 
-void Machine::end_capture(const CapturePtr& capture) {
+void Machine::end_capture(const CapturePtr& capture, Trash& trash) {
+  // Whose work and objects are callers' own.
+  trash.push_back([graph = std::exchange(capture->graph, nullptr)] {});
   for (const auto& member : capture->members) {
     const StreamPtr stream = member.lock();
     if (!stream || stream->capture != capture) continue;

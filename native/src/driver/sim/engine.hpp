@@ -60,6 +60,7 @@ enum Number : int {
 // The graph that a set of streams is recording. Nothing of it runs.
 struct Capture {
   std::uint64_t id = 0;
+  std::shared_ptr<Graph> graph;  // null: it ended
   bool valid = true;
   std::weak_ptr<Stream> origin;
   std::vector<std::weak_ptr<Stream>> members;
@@ -201,7 +202,8 @@ class Machine : public std::enable_shared_from_this<Machine> {
   StreamPtr find_stream(DeviceState& device, StreamHandle handle, Call call);
   std::shared_ptr<Event> find_event(EventHandle handle, Call call);
   StreamPtr make_stream(DeviceState& device, bool blocking, std::string name);
-  void destroy_stream(StreamHandle handle, const StreamPtr& stream);
+  void destroy_stream(StreamHandle handle, const StreamPtr& stream, Trash& trash);
+  void end_inner(const StreamPtr& stream);  // of a stream without a handle
   void trap(const std::string& text);
   std::vector<std::string> take_traps();
 
@@ -232,7 +234,7 @@ class Machine : public std::enable_shared_from_this<Machine> {
   bool kill_captures(const DeviceState& device);
   bool blocking_capture(const DeviceState& device, bool kill);  // a blocking stream captures
   void join_capture(const StreamPtr& stream, const CapturePtr& capture);
-  void end_capture(const CapturePtr& capture);
+  void end_capture(const CapturePtr& capture, Trash& trash);
 
   double now() const;
   void advance(double seconds);

@@ -108,6 +108,8 @@ struct Race {
 // True: give up waiting. Asked about every 50 ms, outside all locks.
 using Interrupt = std::function<bool()>;
 
+class Graph;  // what a capture recorded
+
 class Device : public Driver {
  public:
   // Beyond Driver: what programs do. All but `synchronize` (counted as stream_synchronize) have their own counter.
@@ -121,8 +123,12 @@ class Device : public Driver {
   virtual Status poll(EventHandle event) = 0;
   virtual Status poll_stream(StreamHandle stream) = 0;
   virtual Status begin_capture(StreamHandle stream) = 0;
-  // `valid`: nothing invalidated the capture. The status is ok even then (unless the call itself makes no sense).
-  virtual Status end_capture(StreamHandle stream, bool* valid) = 0;
+  // The graph is null where something invalidated the capture. The status is ok even then (unless the call itself makes
+  // no sense).
+  virtual Status end_capture(StreamHandle stream, std::shared_ptr<Graph>* graph) = 0;
+  // All of the graph's work after what is queued on the stream; what is queued next comes after all of it. Launches of
+  // one graph follow each other. A graph that nobody holds stays until its work is done.
+  virtual Status launch_graph(const std::shared_ptr<Graph>& graph, StreamHandle stream) = 0;
   // The host touches memory now. Only for the race check.
   virtual void host_access(Access access, std::string label, std::uint32_t stack) = 0;
   // As stream_destroy and event_destroy, for finalizers: never injected, allowed inside a queued body, and quiet.
@@ -154,6 +160,7 @@ std::shared_ptr<Driver> open(int ordinal, OpenError* kind, std::string* error);
 // Runs everything that can run: what is left waits for a gate. False: interrupted. Orders nothing (host clock
 // untouched).
 bool settle(const Interrupt& interrupt = {});
+bool in_graph();                   // this thread runs a graph's work, which may come again
 std::vector<Race> races();         // since the last call
 std::vector<std::string> traps();  // since the last call: uses of dead handles and calls from inside queued bodies
 std::uint64_t history_size();      // remembered accesses of the race check (tests: it stays bounded)
