@@ -68,6 +68,9 @@ class Torch(ModuleType):
         if not self.initialized:
             self.start()
         held = -(-size // 512) * 512
+        if self._sum("size") + held > self.fraction * self.total:
+            self.counts["num_ooms"] += 1
+            raise MemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
         address = max((a + b["size"] for a, b in self.blocks.items()), default=1 << 40)
         frames = []
         frame = sys._getframe(1)

@@ -80,6 +80,24 @@ def test_a_leaking_server_pages_before_it_fails_and_the_page_leads_to_the_line_t
     assert " blocks, +" in first  # it grows
 
 
+def test_a_library_that_leaks_pages_before_it_fails_and_the_page_leads_to_the_line_that_grows(tmp_path: Path) -> None:
+    run = simulate("library", 400)
+    failed_at = run["failed_at"]
+    assert failed_at is not None
+    assert failed_at > 60
+    early = failed_at - 15
+    firing = 'alertstate="firing", severity="critical"'
+    page = f'count by (alertname) (ALERTS{{alertname="StreampoolLibraryMemoryRunsOut", {firing}}})'
+    fires = [{"labels": '{alertname="StreampoolLibraryMemoryRunsOut"}', "value": 1}]
+    others = f'count by (alertname) (ALERTS{{alertname!="StreampoolLibraryMemoryRunsOut", {firing}}})'
+    evaluate(tmp_path, [run], [(page, early, fires), (page, failed_at, fires), (others, early, [])])
+    line = next(i for i, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "what leaks in a library" in text)
+    shown = run["holders"][early // 5].partition("== torch's own pool, observed")[2]
+    first = shown.split("\n\n")[1]  # the entry at the top
+    assert f"paging_program.py:{line} in remember" in first
+    assert " blocks, +" in first  # it grows
+
+
 @pytest.mark.parametrize("scenario", ["steady", "sawtooth", "idle"])
 def test_a_healthy_server_stays_quiet_for_a_day(scenario: str, tmp_path: Path) -> None:
     quiet(tmp_path, simulate(scenario, DAY))
