@@ -152,6 +152,7 @@ def test_bad_frees_have_each_their_status_and_change_nothing(make_scene: Callabl
         scene.lib.sp_free_sized(scene.pool, at, ctypes.c_size_t(1024), scene.stream) == STATUS["SP_ERROR_SIZE_MISMATCH"]
     )
     scene.ok(scene.lib.sp_free_sized(scene.pool, at, ctypes.c_size_t(1000), scene.stream))
+    elsewhere.ok(elsewhere.free(foreign))
 
 
 def test_a_release_names_no_stream(make_scene: Callable[..., Scene]) -> None:
@@ -209,7 +210,10 @@ def test_a_pool_that_raises_tells_a_fault_once(make_scene: Callable[..., Scene])
     ctypes.memset(ptr - 1, 0, 1)
     assert scene.lib.sp_check(scene.pool, ctypes.c_double(5.0), None) == STATUS["SP_ERROR_FAULT"]
     assert b"underrun" in scene.lib.sp_last_error()
-    assert scene.alloc(16)[0] == 0
+    status, other = scene.alloc(16)
+    scene.ok(status)
+    for one in (ptr, other):
+        scene.ok(scene.free(one))
 
 
 def test_each_thread_has_its_own_last_error(make_scene: Callable[..., Scene]) -> None:

@@ -386,7 +386,7 @@ def test_a_report_as_html_is_a_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("environment", "coloured"),
-    [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)],
+    [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({"FORCE_COLOR": ""}, False)],
 )
 def test_the_report_is_coloured_only_where_a_person_reads_it_and_has_not_refused(
     run: Any, environment: dict[str, str], coloured: bool

@@ -213,6 +213,22 @@ def test_the_rules_that_a_report_suggests_suppress_all_of_it(saved: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)],
+)
+def test_a_saved_report_is_coloured_where_that_is_asked_for_and_never_in_a_file(
+    saved: Path, environment: dict[str, str], coloured: bool
+) -> None:
+    environment = {"FORCE_COLOR": "", "NO_COLOR": "", **environment}
+    text = CliRunner().invoke(cli, ["report", str(saved)], env=environment)
+    assert ("\x1b[" in text.stdout) == coloured
+    assert "FAULT 1 of 1: overrun" in text.stdout
+    plain = saved.with_suffix(".txt")
+    assert CliRunner().invoke(cli, ["report", str(saved), "-o", str(plain)], env=environment).exit_code == 0
+    assert "\x1b[" not in plain.read_text()
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--force"], "--force goes with --output"),

@@ -89,10 +89,13 @@ def is_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def echo(text: str) -> None:
-    """Print `text`; what the output's encoding cannot say, such as a file name that is no text, is escaped."""
+def echo(text: str, *, color: bool | None = None) -> None:
+    """Print `text`; what the output's encoding cannot say, such as a file name that is no text, is escaped.
+
+    `color`: whether colours in it are kept; None: on a terminal.
+    """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), color=color)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -105,7 +105,7 @@ def _put(text: str, output: Path | None, *, force: bool) -> None:
     if output is None:
         if force:
             raise click.UsageError("--force goes with --output.")
-        echo(text)
+        echo(text, color=wants_color(sys.stdout))
         return
     try:
         with output.open("w" if force else "x", encoding="utf-8", errors="backslashreplace") as to:
