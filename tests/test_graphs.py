@@ -274,6 +274,21 @@ def test_what_was_dropped_without_a_stream_waits_for_more_than_the_graph(sc: Sce
     assert pool.stats().context_events > 0
 
 
+def test_a_program_that_captures_again_and_again_gets_back_what_it_dropped(sc: Scene) -> None:
+    """It runs short inside captures only, where no context event may be made."""
+    pool = pool_of(sc, limit=64 * MIB)
+    s = sc.stream(pool)
+    for _ in range(10):
+        with pool.capturing(s):
+            graph, block = graph_with_a_block(pool, s, 20 * MIB)
+        graph.launch(s)
+        s.sync()
+        graph.close()
+        del block
+        gc.collect()
+    sc.assert_no_race()
+
+
 def test_streams_of_one_capture_share_no_memory_that_nothing_orders(sc: Scene) -> None:
     pool = pool_of(sc)
     s, joined = sc.stream(), sc.stream()

@@ -99,3 +99,31 @@ STREAMPOOL_TEST("threads capture, launch and free beside others that do not, and
   CHECK_EQ(scene.core->stats().pending, Bytes{0});
   CHECK_EQ(scene.core->stats().reserved, Bytes{0});
 }
+
+STREAMPOOL_TEST(
+    "a graph's block that is freed without a stream is pending until a context event after the graph's end") {
+  for (const Bytes size : {Bytes{5000}, 3 * kMiB}) {
+    pool::Options options = steady();
+    options.limit = 64 * kMiB;
+    options.wait_timeout = 0.05;
+    PoolScene scene(options);
+    Failure failure;
+    const StreamHandle stream = scene.lasting();
+    scene.core->begin_capture();
+    CHECK(scene.device->begin_capture(stream));
+    const BlockRef block = scene.alloc(size, stream);
+    use(scene, stream, block, size);
+    std::shared_ptr<sim::Graph> graph;
+    CHECK(scene.device->end_capture(stream, &graph));
+    CHECK(scene.core->end_capture(stream, &failure) == Errc::ok);
+    graph.reset();
+    CHECK(scene.core->free(block, FreeRequest{}, &failure) == Errc::ok);
+    CHECK(sim::settle());
+    scene.core->trim(0);
+    CHECK(scene.core->stats().pending >= size);
+    CHECK(scene.try_alloc(128 * kMiB, stream, &failure) == Errc::out_of_memory);
+    CHECK_EQ(scene.core->stats().pending, Bytes{0});
+    scene.core->trim(0);
+    CHECK_EQ(scene.core->stats().reserved, Bytes{0});
+  }
+}

@@ -165,7 +165,6 @@ bool Fences::can_wait(StreamState& t, const Mark& mark) {
 
 bool Fences::wait(StreamState& t, std::uintptr_t t_handle, const Mark& mark) {
   if (may_use(t, mark)) return true;
-  if (t.captured.load(std::memory_order_acquire)) return false;
   StreamState& s = *mark.stream;
   std::uintptr_t event = 0;
   s.fence_lock.lock();
