@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, overload
 
 from streampool import _core_sim
 
@@ -116,12 +116,24 @@ class Buffer:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def facts(self) -> dict[str, Any]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: SupportsIndex | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
 class Pool:
+    @overload
+    def __init__(self, *, torch_device: int, options: dict[str, str]) -> None: ...  # the one that serves PyTorch there
+    @overload
     def __init__(self, driver: Driver, *, kind: str, name: str, options: dict[str, str]) -> None: ...
     @property
     def name(self) -> str: ...
@@ -185,6 +197,32 @@ _fault_hook: (
 
 def set_current_stream_hook(hook: Callable[[bool], object] | None) -> None:
     """What a call means whose `stream` is None: asked whether the device is simulated; gives an int handle or a stream object."""
+
+# -- other libraries: streampool.attach ---------------------------------------------------------------------------------
+class UnorderedMemory:
+    """Blocks of a pool for callers that know no streams: settled when handed out, freed after all that is queued."""
+
+    def __init__(self, pool: Pool) -> None: ...
+    def allocate(self, size: SupportsIndex) -> int: ...
+    def free(self, ptr: SupportsIndex) -> None: ...
+
+def torch_configure(family: str, name: str, options: dict[str, str]) -> None:
+    """How PyTorch's pools are made from here on, on devices 'FAMILY:N'."""
+
+def torch_give_pool(device: int, pool: Pool) -> bool:
+    """Serve a device from `pool`; False: it is served already."""
+
+def torch_served() -> list[int]:
+    """The devices on which PyTorch's memory is served."""
+
+def torch_add_stream(device: int, stream: int) -> None:
+    """One of PyTorch's own streams, which live as long as the process."""
+
+def torch_problems() -> tuple[int, str]:
+    """How many calls of PyTorch's were refused, and why the first was."""
+
+def torch_functions() -> dict[str, int]:
+    """Addresses of the entry points that PyTorch takes by address."""
 
 # -- stacks --------------------------------------------------------------------------------------------------------------
 def capture_stack(depth: int = 32, native_depth: int = 0) -> int:

@@ -7,6 +7,7 @@ given. `TAKES` has a row for every parameter of every native function, and a tes
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import inspect
 import re
@@ -77,6 +78,7 @@ DOMAINS: dict[str, tuple[list[object], list[object]]] = {
     "text?": ([value for value in NO_TEXT if value is not None], [SURROGATE]),
     "bool": ([*NO_BOOL, None], []),
     "bool?": (NO_BOOL, []),
+    "torch device": whole(0, 63),
     "kind": (NO_TEXT, ["", "unified", "Device", SURROGATE]),
     "scheduler": (NO_TEXT, ["", "fifo", SURROGATE]),
     "callable?": (NOT_CALLABLE, []),
@@ -95,6 +97,12 @@ DOMAINS: dict[str, tuple[list[object], list[object]]] = {
 
 # Function -> parameter -> domain; the objects that functions belong to are made by `World`.
 TAKES: dict[str, dict[str, str]] = {
+    "UnorderedMemory.__init__": {"pool": "object"},
+    "UnorderedMemory.allocate": {"size": "whole"},
+    "UnorderedMemory.free": {"ptr": "whole"},
+    "torch_configure": {"family": "text", "name": "text", "options": "dict"},
+    "torch_give_pool": {"device": "torch device", "pool": "object"},
+    "torch_add_stream": {"device": "torch device", "stream": "whole"},
     "Pool.__init__": {"driver": "object", "kind": "kind", "name": "text", "options": "dict"},
     "Pool.allocate": {
         "size": "whole",
@@ -214,6 +222,7 @@ class World:
     pointer: int
     event: sp.sim.Event
     graph: sp.sim.Graph
+    unordered: _core.UnorderedMemory
 
     def function(self, name: str) -> Callable[..., object]:
         """Give the native function of a row of `TAKES`, bound to an object of this world."""
@@ -222,12 +231,13 @@ class World:
             "Buffer": self.buffer,
             "sim.Device": self.scene.device._core,
             "sim.Graph": self.graph._graph,
+            "UnorderedMemory": self.unordered,
             "sim": native_sim,
             "": _core,
         }
         owner, _, short = name.rpartition(".")
-        if name == "Pool.__init__":
-            return _core.Pool
+        if name.endswith(".__init__"):
+            return getattr(_core, owner)  # type: ignore[no-any-return]
         return getattr(super(sp.Pool, self.pool) if owner == "Pool" else owners[owner], short)
 
     def sensible(self, name: str, parameter: str, domain: str) -> object:
@@ -263,6 +273,7 @@ class World:
             "32 bits": 0,
             "passes": 0,
             "pieces": 3,
+            "torch device": 0,
             "size": 0,
             "bytes": b"",
             "handles": [],
@@ -290,7 +301,12 @@ def world() -> Iterator[World]:
         captured.begin_capture()
         graph = captured.end_capture()
         assert graph is not None
-        yield World(here, pool, stream, buffer, pointer, stream.record(), graph)
+        yield World(here, pool, stream, buffer, pointer, stream.record(), graph, _core.UnorderedMemory(pool))
+        # The pool may outlive the test, and tests of holders look at all there are.
+        with contextlib.suppress(sp.InvalidFreeError):  # a test freed it
+            pool.free_raw(pointer, stream=stream)
+        with contextlib.suppress(sp.InvalidFreeError, BufferError):
+            buffer.close(stream)
         _core.set_current_stream_hook(streams._chosen)
 
 

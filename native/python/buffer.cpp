@@ -61,6 +61,8 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
   }
   if (self.views != 0)
     throw nb::buffer_error("the buffer cannot be closed while NumPy arrays or memoryviews of it exist");
+  if (self.lease && self.lease->borrowers.load() != 0)
+    throw nb::buffer_error("the buffer cannot be closed while other libraries' arrays of it exist (DLPack)");
   self.closed = true;
   // Out of others' reach while Python looks at them; the streams live until the free is done.
   std::vector<nb::object> recorded = std::exchange(self.recorded, {});
@@ -99,7 +101,8 @@ void record(const PyBuffer& self, const char* verb, Call&& call) {
   check_interrupt();
 }
 
-// The stream of a call on the buffer: None is the one that it was allocated on.
+}  // namespace
+
 driver::StreamHandle own_stream_handle(const PyBuffer& self, nb::handle stream, const char* verb) {
   // Held: another thread may close the buffer while Python is asked for the handle.
   const nb::object held = stream.is_none() ? self.stream : nb::borrow<nb::object>(stream);
@@ -112,12 +115,11 @@ bool host_accessible(const PyBuffer& self) {
   return host_visible(self.core->kind()) || self.core->driver().capabilities().device_memory_on_host;
 }
 
-// Waits for what was queued on a stream just now, with the GIL released, for as long as it takes or until Ctrl-C (R24).
-void wait_for_stream(Core& core, driver::StreamHandle stream) {
+void wait_for_stream(Core& core, driver::StreamHandle stream, const char* verb) {
   driver::Driver& d = core.driver();
   driver::EventHandle event = 0;
   driver::Status status = d.event_create(&event);
-  if (!status.ok()) raise_driver_error("copy: " + driver::describe(status));
+  if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
   bool interrupted = false;
   {
     WithoutGil release;
@@ -138,8 +140,10 @@ void wait_for_stream(Core& core, driver::StreamHandle stream) {
     d.event_destroy(event);
   }
   check_interrupt();
-  if (!status.ok()) raise_driver_error("copy: " + driver::describe(status));
+  if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
 }
+
+namespace {
 
 // Ordinary host memory that the caller gave to read or to write.
 struct HostView {
@@ -186,10 +190,10 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
   sizes(static_cast<Bytes>(view.view.len));
   // The driver's copy to or from ordinary host memory blocks until the stream is there, and knows no Ctrl-C: so the
   // wait comes first.
-  wait_for_stream(*self.core, handle);
+  wait_for_stream(*self.core, handle, verb);
   queue(reinterpret_cast<Address>(view.view.buf));
   // Ordinary host memory is nobody's stream's: it must be done with before the caller goes on.
-  wait_for_stream(*self.core, handle);
+  wait_for_stream(*self.core, handle, verb);
 }
 
 // Python may make an object and never initialise it (`Buffer.__new__`): there is nothing in it.
@@ -248,9 +252,10 @@ PyType_Slot g_buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_bu
 }  // namespace
 
 void bind_buffer(nb::module_& m) {
-  nb::class_<PyBuffer>(m, "Buffer", nb::type_slots(g_buffer_slots), nb::is_weak_referenceable(),
-                       "One block of a pool. Made by Pool.allocate; dropping the last reference releases it.")
-      .def_prop_ro("handle", [](const PyBuffer& b) { return b.closed ? Address{0} : b.block.address; })
+  nb::class_<PyBuffer> buffer(m, "Buffer", nb::type_slots(g_buffer_slots), nb::is_weak_referenceable(),
+                              "One block of a pool. Made by Pool.allocate; dropping the last reference releases it.");
+  bind_dlpack(buffer);
+  buffer.def_prop_ro("handle", [](const PyBuffer& b) { return b.closed ? Address{0} : b.block.address; })
       .def_prop_ro("ptr", [](const PyBuffer& b) { return b.closed ? Address{0} : b.block.address; })
       .def_prop_ro("size", [](const PyBuffer& b) { return b.size; })
       .def_prop_ro("is_closed", [](const PyBuffer& b) { return b.closed; })

@@ -64,9 +64,9 @@ bool is_incomplete(const InnerFrame& frame) {
 
 }  // namespace
 
-int walk_inside(PythonFrame* frames, int depth) noexcept {
+int walk_inside(PyThreadState* state, PythonFrame* frames, int depth) noexcept {
   int count = 0;
-  for (const InnerFrame* frame = innermost(PyThreadState_Get()); frame != nullptr; frame = frame->previous) {
+  for (const InnerFrame* frame = innermost(state); frame != nullptr; frame = frame->previous) {
 #if PY_VERSION_HEX >= 0x030C0000
     if (frame->owner == kCStack && count > 0) frames[count - 1].entry = true;
 #endif
@@ -89,7 +89,7 @@ bool try_walk_inside() noexcept {
   PythonFrame inside[kTriedDepth], outside[kTriedDepth];
   const int count = walk_public(outside, kTriedDepth);
   // What cannot be compared is not trusted: the module is always imported by somebody's frame.
-  g_walks_inside = count > 0 && walk_inside(inside, kTriedDepth) == count &&
+  g_walks_inside = count > 0 && walk_inside(PyThreadState_Get(), inside, kTriedDepth) == count &&
                    std::equal(inside, inside + count, outside, [](const PythonFrame& a, const PythonFrame& b) {
                      return a.code == b.code && a.instruction == b.instruction;
                    });
@@ -98,7 +98,7 @@ bool try_walk_inside() noexcept {
 
 #else
 
-int walk_inside(PythonFrame* frames, int depth) noexcept { return walk_public(frames, depth); }
+int walk_inside(PyThreadState*, PythonFrame* frames, int depth) noexcept { return walk_public(frames, depth); }
 bool try_walk_inside() noexcept { return false; }
 
 #endif
@@ -119,7 +119,7 @@ int walk_public(PythonFrame* frames, int depth) noexcept {
 }
 
 int walk_frames(PythonFrame* frames, int depth) noexcept {
-  return g_walks_inside ? walk_inside(frames, depth) : walk_public(frames, depth);
+  return g_walks_inside ? walk_inside(PyThreadState_Get(), frames, depth) : walk_public(frames, depth);
 }
 
 bool walks_inside() noexcept { return g_walks_inside; }

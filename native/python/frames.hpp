@@ -18,10 +18,11 @@ struct PythonFrame {
   bool entry;
 };
 
-// Both need the GIL, raise nothing, and give how many they found.
-int walk_inside(PythonFrame* frames, int depth) noexcept;
+// Both raise nothing, and give how many they found. The first needs no GIL: `state` is the calling thread's own, whose
+// frames stand still while it is here. The second needs it.
+int walk_inside(PyThreadState* state, PythonFrame* frames, int depth) noexcept;
 int walk_public(PythonFrame* frames, int depth) noexcept;
-// The first where it works, else the second.
+// The first where it works, else the second; with the GIL.
 int walk_frames(PythonFrame* frames, int depth) noexcept;
 
 // Whether this version's layout is known and gives what the public functions give, tried on the stack at hand. Asked

@@ -15,6 +15,7 @@ NB_MODULE(_core, m) {
   bind_pool(m);
   bind_pulse(m);
   bind_buffer(m);
+  bind_attach(m);
   bind_replay(m);
   bind_bench(m);
   bind_sim(m);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "arguments.hpp"
+#include "attach/torch.hpp"
 #include "facts.hpp"
 #include "pool_objects.hpp"
 #include "support.hpp"
@@ -35,6 +36,7 @@ constexpr Choice<Kind>::Word kKinds[] = {
     {"device", Kind::device}, {"pinned", Kind::pinned}, {"managed", Kind::managed}};
 constexpr Choice<Kind> kKind{"kind", "'device', 'pinned' or 'managed'", kKinds};
 constexpr Builtin<nb::dict> kOptions{"options", "a dict of options"};
+constexpr Whole<int> kTorchDevice{"torch_device", "a device's ordinal"};
 constexpr Text kOptionValue{"an option's value"};
 
 constexpr int kSampledDepth = 32;  // Python frames of a sampled allocation
@@ -102,6 +104,21 @@ void free_raw_sized(PyPool& self, Given<kPointer> pointer, Given<kSize> size, nb
   if (unlocked([&] { return self.core->free(*pointer, request, &failure); }) != Errc::ok) raise_told(self, failure);
 }
 
+// The pool that serves PyTorch on a device, as an object.
+PyPool pool_of_torch(int device, nb::dict options) {
+  for (const attach::torch::Served& served : unlocked([] { return attach::torch::served(); })) {
+    if (served.device != device) continue;
+    PyPool self;
+    self.core = served.core;
+    self.stack_depth = self.core->options().stack_depth;
+    self.native_depth = self.core->options().native_depth;
+    self.options = std::move(options);
+    self.oom_callback = std::make_shared<OomCallback>();
+    return self;
+  }
+  throw nb::value_error(("PyTorch has no memory from us on device " + std::to_string(device)).c_str());
+}
+
 PyPool make_pool(std::shared_ptr<driver::Driver> driver, Kind kind, std::string_view name, nb::dict options) {
   pool::OptionMap map;
   for (auto [key, value] : options) map[std::string(convert(key, kOptionName))] = convert(value, kOptionValue);
@@ -126,6 +143,12 @@ void bind_pool(nb::module_& m) {
   m.attr("_fault_hook") = nb::none();
   nb::class_<PyPool>(m, "Pool", nb::dynamic_attr(), nb::is_weak_referenceable(),
                      "A stream-ordered memory pool. Use streampool.Pool.")
+      .def(
+          "__init__",
+          [](PyPool* self, Given<kTorchDevice> device, Given<kOptions> options) {
+            new (self) PyPool(pool_of_torch(*device, *options));
+          },
+          nb::kw_only(), parameter<kTorchDevice>(), parameter<kOptions>())
       .def(
           "__init__",
           [](PyPool* self, Given<kDriver> driver, Given<kKind> kind, Given<kName> name, Given<kOptions> options) {

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -34,6 +35,16 @@ struct PyPool {
   int native_depth = 0;
 };
 
+// A block that is lent to another library through DLPack. Whoever lets go of it last, the Buffer or a borrower,
+// releases the block: a borrower on any thread, without the GIL and without a driver call (R6).
+struct Lease {
+  std::shared_ptr<pool::Core> core;
+  pool::BlockRef block;
+  std::atomic<int> borrowers{0};
+  std::atomic<bool> orphan{false};  // the Buffer is gone, and left the block to its borrowers
+  ~Lease();                         // dlpack.cpp
+};
+
 struct PyBuffer {
   std::shared_ptr<pool::Core> core;
   pool::BlockRef block;
@@ -42,10 +53,17 @@ struct PyBuffer {
   Py_ssize_t views = 0;     // exports of the buffer protocol
   nb::object pool, stream;  // as the caller gave it; keeps the stream alive as long as the block
   std::vector<nb::object> recorded;
+  std::shared_ptr<Lease> lease{};  // from the first export through DLPack on
 
   ~PyBuffer() {
     // The last reference is gone: an implicit release, ordered by the block's own streams. Makes no driver call.
-    if (!closed && core) core->release(block);
+    if (!closed && core) {
+      if (lease)
+        lease->orphan.store(true);
+      else
+        core->release(block);
+    }
+    lease.reset();
     drop(core);
   }
 };
@@ -58,6 +76,12 @@ inline void must_not_be_forked() {
   pool::Failure failure;
   if (pool::refuse_when_ending(&failure) == pool::Errc::forked) raise(failure);
 }
+
+// Waits for what was queued on a stream just now, with the GIL released, for as long as it takes or until Ctrl-C (R24).
+void wait_for_stream(pool::Core& core, driver::StreamHandle stream, const char* verb);
+// The stream of a call on the buffer: None is the one that it was allocated on. Raises where the buffer is closed.
+driver::StreamHandle own_stream_handle(const PyBuffer& self, nb::handle stream, const char* verb);
+bool host_accessible(const PyBuffer& self);
 
 // A signal's handler may have raised while the core waited.
 inline void check_interrupt() {

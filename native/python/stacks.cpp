@@ -53,14 +53,15 @@ class StackTable {
   debug::StackId intern(const Frame* frames, std::size_t count) {
     const std::uint64_t hash = hash_of(frames, count);
     const std::lock_guard lock(lock_);
-    for (std::size_t at = hash & mask_;; at = (at + 1) & mask_) {
-      const debug::StackId id = slots_[at];
-      if (id == 0) break;
-      const Stack& known = stacks_[id - 1];
-      if (known.hash == hash && known.count == count && std::equal(frames, frames + count, &frames_[known.first]))
-        return id;
-    }
-    return add(hash, frames, count);
+    const debug::StackId known = find(hash, frames, count);
+    return known != 0 ? known : add(hash, frames, count);
+  }
+
+  // The same stack as before, or 0; without the GIL.
+  debug::StackId known(const Frame* frames, std::size_t count) {
+    const std::uint64_t hash = hash_of(frames, count);
+    const std::lock_guard lock(lock_);
+    return find(hash, frames, count);
   }
 
   std::vector<Frame> frames(debug::StackId id) {
@@ -78,6 +79,15 @@ class StackTable {
     std::uint32_t count = 0;
   };
 
+  debug::StackId find(std::uint64_t hash, const Frame* frames, std::size_t count) const {
+    for (std::size_t at = hash & mask_;; at = (at + 1) & mask_) {
+      const debug::StackId id = slots_[at];
+      if (id == 0) return 0;
+      const Stack& known = stacks_[id - 1];
+      if (known.hash == hash && known.count == count && std::equal(frames, frames + count, &frames_[known.first]))
+        return id;
+    }
+  }
   debug::StackId add(std::uint64_t hash, const Frame* frames, std::size_t count) try {
     if (2 * (stacks_.size() + 1) > slots_.size()) grow();
     const std::size_t first = frames_.size();
@@ -229,19 +239,31 @@ debug::StackId capture_stack(int depth, int native_depth) noexcept {
   if (driver::ending() != driver::Ending::no) return 0;
   Frame frames[2 * kMaxDepth];
   std::size_t count = 0;
-  if (depth > 0 && PyGILState_Check()) {
+  // A library may have let go of the GIL before it allocates. The thread's own frames stand still all the same, and a
+  // stack that is known costs no more; only a new one, whose code objects are kept, is interned with the GIL.
+  PyThreadState* const state = depth > 0 ? PyGILState_GetThisThreadState() : nullptr;
+  const bool without_gil = state != nullptr && !PyGILState_Check();
+  if (state != nullptr && (walks_inside() || !without_gil)) {
     PythonFrame found[kMaxDepth];
-    count = static_cast<std::size_t>(walk_frames(found, std::min(depth, kMaxDepth)));
+    const int most = std::min(depth, kMaxDepth);
+    count = static_cast<std::size_t>(walks_inside() ? walk_inside(state, found, most) : walk_public(found, most));
     for (std::size_t i = 0; i < count; ++i)
       frames[i] = {reinterpret_cast<std::uintptr_t>(found[i].code), found[i].instruction,
                    found[i].entry ? Frame::Kind::entry : Frame::Kind::python};
   }
+  const bool needs_gil = without_gil && count != 0;
   if (native_depth > 0) {
     Unwinding walk{frames + count, std::min(native_depth, kMaxDepth)};
     _Unwind_Backtrace(note_frame, &walk);
     count += static_cast<std::size_t>(walk.count);
   }
-  return count == 0 ? 0 : table().intern(frames, count);
+  if (count == 0) return 0;
+  if (needs_gil) {
+    if (const debug::StackId id = table().known(frames, count); id != 0) return id;
+    const WithGil gil;
+    return table().intern(frames, count);
+  }
+  return table().intern(frames, count);
 }
 
 std::string site_of(debug::StackId stack) {

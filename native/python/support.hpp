@@ -54,7 +54,9 @@ std::string site_of(debug::StackId stack);
 std::vector<debug::SourceFrame> frames_of(debug::StackId stack) noexcept;
 
 // -- the rest: a file each -------------------------------------------------------------------------------------------
+void bind_attach(nb::module_& m);
 void bind_bench(nb::module_& m);
+void bind_dlpack(nb::handle buffer_class);
 void bind_buffer(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_options(nb::module_& m);

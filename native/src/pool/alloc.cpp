@@ -11,7 +11,8 @@ namespace {
 
 // Needs no thought about where it lies, and nothing written down but what every block has.
 bool is_plain(const AllocRequest& request) {
-  return request.alignment <= kMinAlignment && is_power_of_two(request.alignment) && request.tag.empty();
+  return request.alignment <= kMinAlignment && is_power_of_two(request.alignment) && request.tag.empty() &&
+         !request.settled;
 }
 
 std::uint32_t flags_of(const AllocRequest& request) {
@@ -36,7 +37,7 @@ Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const
                                                      " is not a power of two from 1 to 2097152 (2 MiB)");
   const Bytes alignment = std::max(request.alignment, kMinAlignment);
   need->size = request.size;
-  need->strict = host_visible(kind_) && !request.stream_ordered && !options_.stream_ordered;
+  need->strict = request.settled || (host_visible(kind_) && !request.stream_ordered && !options_.stream_ordered);
   if (request.size == 0 && debugger_ == nullptr) {
     need->cls = kZeroClass;
     need->bytes = 0;
@@ -55,7 +56,7 @@ Errc Core::plan(const AllocRequest& request, Need* need, Failure* failure) const
     r.device = driver_->name();
     r.pool = name_;
     r.kind = kind_name(kind_);
-    r.limit = options_.limit;
+    r.limit = limit();
     r.reserved = reserved_.load();
     r.in_use = static_cast<Bytes>(bank_->totals().in_use);
     r.device_known = driver_->mem_info(&r.device_free, &r.device_total).ok();

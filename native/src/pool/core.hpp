@@ -51,7 +51,8 @@ struct AllocRequest {
   Bytes alignment = kMinAlignment;
   driver::StreamHandle stream = driver::kLegacyStream;
   bool stream_ordered = false;
-  bool raw = false;  // nobody's object owns it
+  bool raw = false;      // nobody's object owns it
+  bool settled = false;  // only memory that no queued work touches any more: for use on any stream at once
   debug::StackId stack = 0;
   // Whether this allocation keeps its stack for many: what sample_is_due() said, if it was asked.
   enum class Sample : std::uint8_t { ask, no, yes };
@@ -172,10 +173,13 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc record_stream(const BlockRef& block, driver::StreamHandle stream, Failure* failure);
   Errc record_event(Address address, driver::EventHandle event, Failure* failure);
   Errc record_event(const BlockRef& block, driver::EventHandle event, Failure* failure);
+  // All that is queued in the device's context by now, whatever its stream. Not while a capture is known.
+  Errc record_everything(Address address, Failure* failure);
   Errc register_stream(driver::StreamHandle stream, Failure* failure);
   Errc forget_stream(driver::StreamHandle stream, Failure* failure);
   void begin_capture();
   Errc end_capture(driver::StreamHandle stream, Failure* failure);  // 0: not known any more
+  bool capture_known() const { return streams_.capture_known(); }
 
   Errc reserve(Bytes bytes, Bytes* reserved, Failure* failure);
   TrimResult trim(Bytes keep);
@@ -194,6 +198,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     return block.record->word.load(std::memory_order_acquire) == BlockRecord::pack(block.generation, Magic::live);
   }
   std::optional<debug::BlockFacts> facts(const BlockRef& block);
+  // The segment that an address lies in: what an IPC handle names. False: in none of this pool.
+  bool segment_of(Address address, Address* begin, Bytes* size);
   std::vector<debug::Fault> take_faults();
   // Whether a call has to tell of faults (option on_fault).
   bool must_tell() const {
@@ -216,6 +222,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   const std::string& name() const { return name_; }
   const Options& options() const { return options_; }
   SegmentSource source() const { return source_; }
+  // Of `reserved`; 0: none. A lower one takes nothing back, and refuses growth.
+  Bytes limit() const { return limit_.load(std::memory_order_relaxed); }
+  void set_limit(Bytes bytes) { limit_.store(bytes, std::memory_order_relaxed); }
   Hooks& hooks() { return hooks_; }
   bool debugging() const { return debugger_ != nullptr; }
 
@@ -567,6 +576,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   const Kind kind_;
   const std::string name_;
   const Options options_;
+  std::atomic<Bytes> limit_;
   const SegmentSource source_;
   const Bytes granularity_;  // of virtual memory
   bool ordinary_ = false;    // memory that no host reads and nobody watches: what the fast path is for

@@ -108,6 +108,25 @@ Errc Core::record_event(const BlockRef& block, driver::EventHandle event, Failur
   return hold_on(block, nullptr, {&s, ticket}, failure);
 }
 
+Errc Core::record_everything(Address address, Failure* failure) {
+  if (address == 0) return Errc::ok;
+  driver::EventHandle event = 0;
+  driver::Status status = driver_->event_create(&event);
+  if (status.ok()) {
+    std::shared_lock gate(streams_.capture_gate());
+    // A context event ends every capture that is under way.
+    if (streams_.capture_known()) {
+      driver_->event_destroy(event);
+      return failure->set(Errc::capture, "record_everything: a graph capture is under way; call this after it");
+    }
+    status = driver_->context_event_record(event);
+  }
+  const Errc errc = status.ok() ? record_event(address, event, failure)
+                                : failure->set(Errc::driver, "record_everything: " + driver::describe(status));
+  if (event != 0) driver_->event_destroy(event);
+  return errc;
+}
+
 // A private stream, idle if there is one, so that a slow event does not hold up a quick one behind it.
 Errc Core::take_relay(Heap** out, Failure* failure) {
   constexpr std::size_t kMaxRelays = 8;

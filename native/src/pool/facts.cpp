@@ -95,4 +95,13 @@ std::optional<debug::BlockFacts> Core::facts(const BlockRef& block) {
   return facts_of(*block.record, block.address);
 }
 
+bool Core::segment_of(Address address, Address* begin, Bytes* size) {
+  std::lock_guard lock(extent_lock_);
+  const placement::Range* range = extents_.range_of(address);
+  if (range == nullptr) return false;
+  *begin = range->begin;
+  *size = range->size;
+  return true;
+}
+
 }  // namespace streampool::pool

@@ -25,7 +25,7 @@ void Core::make_page_guards() {
   // Only virtual memory can have gaps; other kinds of memory get guard bytes.
   if (!wanted.on() || kind_ != Kind::device || !driver_->capabilities().virtual_memory) return;
   // Whole pages for small blocks must not be what makes memory short.
-  const Bytes most = options_.limit != 0 ? options_.limit : driver_->capabilities().total_memory;
+  const Bytes most = limit() != 0 ? limit() : driver_->capabilities().total_memory;
   wanted.cap = std::min(wanted.cap, most / kMostOfMemory);
   page_guards_ = std::make_unique<debug::PageGuards>(wanted, door_.uid);
 }

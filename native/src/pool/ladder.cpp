@@ -481,7 +481,7 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const A
   r.device = driver_->name();
   r.pool = name_;
   r.kind = kind_name(kind_);
-  r.limit = options_.limit;
+  r.limit = limit();
   r.reserved = now.reserved;
   r.in_use = now.in_use;
   r.pending = now.pending;

@@ -250,7 +250,7 @@ Bytes Core::handle_size_for(Bytes bytes) const {
   const Bytes share = std::bit_floor(
       std::max<Bytes>({reserved_.load(std::memory_order_relaxed) / kHandleShare, bytes / kHandleCount, 1}));
   Bytes most = std::max(kLargestHandle, granularity_);
-  if (options_.limit != 0) most = std::clamp(std::bit_floor(options_.limit / kLimitShare), granularity_, most);
+  if (limit() != 0) most = std::clamp(std::bit_floor(limit() / kLimitShare), granularity_, most);
   const Bytes size = std::clamp(share, granularity_, most);
   return round_up(size, granularity_);
 }

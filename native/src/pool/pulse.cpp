@@ -297,8 +297,8 @@ PulseRow Core::pulse() {
   row[Column::busy_streams] = busy;
   row.live = !closed() || reserved != 0 || gross != 0;
   row[Column::live_pools] = row.live ? 1 : 0;
-  row.limit = options_.limit;
-  row.unlimited = row.live && options_.limit == 0;
+  row.limit = limit();
+  row.unlimited = row.live && limit() == 0;
   if (!row.live) row.limit = 0;
 
   row[Column::allocations] = t.allocations;

@@ -9,7 +9,7 @@ namespace streampool::pool {
 bool Core::charge(Bytes bytes) {
   Bytes now = reserved_.load(std::memory_order_relaxed);
   do {
-    if (options_.limit != 0 && (now > options_.limit || bytes > options_.limit - now)) return false;
+    if (limit() != 0 && (now > limit() || bytes > limit() - now)) return false;
   } while (!reserved_.compare_exchange_weak(now, now + bytes, std::memory_order_acq_rel));
   return true;
 }

@@ -20,7 +20,7 @@ Stats Core::stats() {
   s.frees = t.frees;
   s.live_blocks = t.allocations - std::min(t.allocations, t.frees);
   s.allocated_bytes = t.allocated_bytes;
-  s.limit = options_.limit;
+  s.limit = limit();
   s.reserved = reserved_.load(std::memory_order_acquire);
   // A growth under way is charged before it is there, and is a peak only then.
   s.reserved_peak = std::max(s.reserved, reserved_peak_.load(std::memory_order_acquire));

@@ -1,0 +1,202 @@
+// Buffer.__dlpack__: the block to other libraries, without a copy. The borrower's stream is made to wait for the
+// block's own, and is declared as one that uses the block; the host waits where the borrower is the host.
+#include "dlpack.hpp"
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "arguments.hpp"
+#include "pool_objects.hpp"
+#include "support.hpp"
+
+namespace streampool::python {
+namespace {
+
+using dlpack::Device;
+
+constexpr OptionalFlag kCopy{"copy"};
+constexpr Whole<std::int64_t> kConsumerStream{"stream", "a stream's handle, None or -1", -1};
+constexpr Whole<std::int32_t> kNumber{"dl_device", "a pair of whole numbers"};
+
+// Pools that a borrower let go of as their last holder: to settle a pool may call the driver, which a deleter must not.
+// Dropped by the next export.
+struct LeftBehind {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<pool::Core>> cores;
+};
+LeftBehind& left_behind() {
+  static LeftBehind* const left = new LeftBehind;
+  return *left;
+}
+
+void drop_left_behind() {
+  std::vector<std::shared_ptr<pool::Core>> cores;
+  {
+    const std::lock_guard lock(left_behind().mutex);
+    cores.swap(left_behind().cores);
+  }
+  for (auto& core : cores) drop(core);
+}
+
+// What a borrower holds: its share of the lease, and the arrays that its tensor points to.
+struct Loan {
+  explicit Loan(std::shared_ptr<Lease> of) : lease(std::move(of)) { lease->borrowers.fetch_add(1); }
+  ~Loan() { lease->borrowers.fetch_sub(1); }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+  std::shared_ptr<Lease> lease;
+  std::int64_t shape = 0;
+  std::int64_t stride = 1;
+};
+
+template <typename Record>
+void delete_record(Record* record) {
+  delete static_cast<Loan*>(record->context);
+  delete record;
+}
+
+template <typename Record>
+void destroy_capsule(PyObject* capsule, const char* name) {
+  // A capsule that was taken has another name, and its record is the taker's.
+  if (PyCapsule_IsValid(capsule, name) == 0) return;
+  auto* record = static_cast<Record*>(PyCapsule_GetPointer(capsule, name));
+  record->deleter(record);
+}
+
+template <typename Record>
+nb::object in_capsule(std::unique_ptr<Record> record, std::unique_ptr<Loan> loan, const char* name,
+                      PyCapsule_Destructor destructor) {
+  record->context = loan.get();
+  record->deleter = delete_record<Record>;
+  nb::object capsule = nb::steal(PyCapsule_New(record.get(), name, destructor));
+  if (!capsule.is_valid()) throw nb::python_error();
+  record.release();
+  loan.release();
+  return capsule;
+}
+
+Device own_device(const PyBuffer& b) {
+  if (b.core->driver().simulated()) return {dlpack::kCpu, 0};
+  switch (b.core->kind()) {
+    case Kind::pinned: return {dlpack::kCudaHost, 0};
+    case Kind::managed: return {dlpack::kCudaManaged, 0};
+    case Kind::device: break;
+  }
+  return {dlpack::kCuda, b.core->driver().ordinal()};
+}
+
+std::pair<std::int64_t, std::int64_t> pair_of(nb::handle given, const char* name) {
+  const auto two = items(given, name, "a pair of whole numbers");
+  if (two.size() != 2) refuse(PyExc_ValueError, name, "a pair of whole numbers", given);
+  return {convert(two[0], kNumber), convert(two[1], kNumber)};
+}
+
+// The device to say; the block must be there as it is.
+Device device_for(const PyBuffer& b, nb::handle asked) {
+  const Device own = own_device(b);
+  if (asked.is_none()) return own;
+  const auto [type, id] = pair_of(asked, "dl_device");
+  if (type == own.type && id == own.id) return own;
+  if (type == dlpack::kCpu && id == 0 && host_accessible(b)) return {dlpack::kCpu, 0};
+  throw nb::buffer_error(("__dlpack__: the block is on DLPack's device (" + std::to_string(own.type) + ", " +
+                          std::to_string(own.id) + "), not on (" + std::to_string(type) + ", " + std::to_string(id) +
+                          "), and is not copied; use copy_to")
+                             .c_str());
+}
+
+// Orders the borrower after what is queued on the block's stream. `given` is None, -1 (the borrower sees to it), or the
+// handle of the borrower's stream.
+void order_borrower(PyBuffer& b, nb::handle given, const Device& device) {
+  pool::Core& core = *b.core;
+  const bool host = device.type == dlpack::kCpu || device.type == dlpack::kCudaHost;
+  driver::StreamHandle theirs = driver::kLegacyStream;
+  if (!given.is_none()) {
+    const auto number = static_cast<std::int64_t>(convert(given, kConsumerStream));
+    if (number == -1) return;
+    if (number == 0)
+      refuse(PyExc_ValueError, "stream", "1 (the legacy stream), 2 (the per-thread one), another handle, None or -1",
+             given);
+    theirs = static_cast<driver::StreamHandle>(number);
+  }
+  const driver::StreamHandle ours = own_stream_handle(b, nb::none(), "__dlpack__");
+  // Managed memory without a stream: the borrower may be the host.
+  if (host || (device.type == dlpack::kCudaManaged && given.is_none())) {
+    wait_for_stream(core, ours, "__dlpack__");
+    return;
+  }
+  if (theirs == ours || (driver::is_legacy(theirs) && driver::is_legacy(ours))) return;
+  driver::Driver& d = core.driver();
+  driver::EventHandle event = 0;
+  const driver::Status status = unlocked([&] {
+    driver::Status s = d.event_create(&event);
+    if (!s.ok()) return s;
+    s = d.event_record(event, ours);
+    if (s.ok()) s = d.stream_wait_event(theirs, event);
+    d.event_destroy(event);
+    return s;
+  });
+  if (!status.ok()) raise_driver_error("__dlpack__: " + driver::describe(status));
+  guarded([&](pool::Failure* f) { return core.record_stream(b.block, theirs, f); });
+}
+
+nb::object export_block(PyBuffer& b, nb::handle stream, nb::handle max_version, nb::handle dl_device,
+                        Given<kCopy> copy) {
+  own_stream_handle(b, nb::none(), "__dlpack__");  // raises where the buffer is closed
+  drop_left_behind();
+  if (copy->value_or(false)) throw nb::buffer_error("__dlpack__: the block is not copied; use copy_to");
+  const bool versioned = !max_version.is_none() && pair_of(max_version, "max_version").first >= dlpack::kVersion.major;
+  const Device device = device_for(b, dl_device);
+  order_borrower(b, stream, device);
+  if (!b.lease) {
+    b.lease = std::make_shared<Lease>();
+    b.lease->core = b.core;
+    b.lease->block = b.block;
+  }
+  auto loan = std::make_unique<Loan>(b.lease);
+  loan->shape = static_cast<std::int64_t>(b.size);
+  void* const data = b.size == 0 ? nullptr : reinterpret_cast<void*>(b.block.address);
+  const dlpack::Tensor tensor{data, device, 1, {1, 8, 1}, &loan->shape, &loan->stride, 0};
+  if (versioned) {
+    auto record = std::make_unique<dlpack::ManagedVersioned>();
+    record->version = dlpack::kVersion;
+    record->flags = 0;
+    record->tensor = tensor;
+    return in_capsule(std::move(record), std::move(loan), dlpack::kNameVersioned, [](PyObject* capsule) {
+      destroy_capsule<dlpack::ManagedVersioned>(capsule, dlpack::kNameVersioned);
+    });
+  }
+  auto record = std::make_unique<dlpack::Managed>();
+  record->tensor = tensor;
+  return in_capsule(std::move(record), std::move(loan), dlpack::kName,
+                    [](PyObject* capsule) { destroy_capsule<dlpack::Managed>(capsule, dlpack::kName); });
+}
+
+}  // namespace
+
+Lease::~Lease() {
+  if (!orphan.load()) return;
+  core->release(block);
+  if (core.use_count() != 1) return;
+  const std::lock_guard lock(left_behind().mutex);
+  left_behind().cores.push_back(std::move(core));
+}
+
+void bind_dlpack(nb::handle buffer_class) {
+  auto buffer = nb::borrow<nb::class_<PyBuffer>>(buffer_class);
+  buffer
+      .def("__dlpack__", &export_block, nb::kw_only(), nb::arg("stream").none() = nb::none(),
+           nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
+           parameter<kCopy>() = nb::none(),
+           "The block as a DLPack capsule of bytes. `stream` is the borrower's: it is made to wait for the block's own "
+           "and counts as one that uses the block. Raises BufferError for another device and for copy=True.")
+      .def("__dlpack_device__", [](const PyBuffer& b) {
+        const Device device = own_device(b);
+        return nb::make_tuple(device.type, device.id);
+      });
+}
+
+}  // namespace streampool::python

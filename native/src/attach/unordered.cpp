@@ -1,0 +1,85 @@
+#include "unordered.hpp"
+
+#include <utility>
+
+namespace streampool::attach {
+
+using pool::Errc;
+using pool::Failure;
+
+std::unique_ptr<Unordered> Unordered::create(std::shared_ptr<pool::Core> core, Failure* failure) {
+  driver::StreamHandle stream = 0;
+  const driver::Status status = core->driver().stream_create(&stream);
+  if (!status.ok()) {
+    failure->cause = status;
+    failure->lost = status.code == driver::Code::lost;
+    failure->set(Errc::driver, "a private stream: " + driver::describe(status));
+    return nullptr;
+  }
+  std::unique_ptr<Unordered> made(new Unordered(std::move(core), stream));
+  if (made->core_->register_stream(stream, failure) != Errc::ok) return nullptr;
+  return made;
+}
+
+Unordered::~Unordered() {
+  catch_up();
+  Failure ignored;
+  core_->forget_stream(stream_, &ignored);
+  core_->driver().stream_destroy(stream_);
+}
+
+Errc Unordered::allocate(Bytes size, debug::StackId stack, Address* out, Failure* failure) {
+  catch_up();
+  pool::AllocRequest request;
+  request.size = size;
+  request.stream = stream_;
+  request.settled = true;
+  request.raw = true;
+  request.stack = stack;
+  pool::BlockRef block;
+  const Errc errc = core_->allocate(request, &block, failure);
+  if (errc == Errc::ok) *out = block.address;
+  return errc;
+}
+
+Errc Unordered::free(Address address, debug::StackId stack, Failure* failure) {
+  catch_up();
+  if (!core_->capture_known()) {
+    const Errc errc = free_now(address, stack, failure);
+    if (errc != Errc::capture) return errc;
+    *failure = Failure();
+  }
+  std::lock_guard lock(mutex_);
+  later_.push_back({address, stack});
+  waiting_.store(later_.size(), std::memory_order_release);
+  return Errc::ok;
+}
+
+Errc Unordered::free_now(Address address, debug::StackId stack, Failure* failure) {
+  const Errc errc = core_->record_everything(address, failure);
+  if (errc != Errc::ok && !failure->lost && errc != Errc::exiting && errc != Errc::forked) return errc;
+  *failure = Failure();  // a lost device's frees are harmless
+  pool::FreeRequest request;
+  request.stack = stack;
+  request.stream = stream_;
+  return core_->free(address, request, failure);
+}
+
+void Unordered::catch_up() {
+  if (waiting_.load(std::memory_order_acquire) == 0 || core_->capture_known()) return;
+  std::vector<Later> later;
+  {
+    std::lock_guard lock(mutex_);
+    later.swap(later_);
+    waiting_.store(0, std::memory_order_release);
+  }
+  for (const Later& one : later) {
+    Failure failure;
+    if (free_now(one.address, one.stack, &failure) != Errc::capture) continue;
+    std::lock_guard lock(mutex_);
+    later_.push_back(one);
+    waiting_.store(later_.size(), std::memory_order_release);
+  }
+}
+
+}  // namespace streampool::attach
