@@ -55,8 +55,10 @@ if TYPE_CHECKING:
     from streampool import faults, leaks, logs, metrics, postmortem, replay, report, sim, traces
     from streampool._observe import observe, observed, unobserve
     from streampool._paths import cmake_dir, include_dir, library_path
+    from streampool.attach import AttachError, install, installed, uninstall
 
 __all__ = [
+    "AttachError",
     "Buffer",
     "CaptureError",
     "CheckResult",
@@ -86,6 +88,8 @@ __all__ = [
     "faults",
     "format_size",
     "include_dir",
+    "install",
+    "installed",
     "leaks",
     "library_path",
     "logs",
@@ -100,12 +104,14 @@ __all__ = [
     "sim",
     "stream",
     "traces",
+    "uninstall",
     "unobserve",
 ]
 
 _ON_FIRST_USE = frozenset({"faults", "leaks", "logs", "metrics", "postmortem", "replay", "report", "sim", "traces"})
 _ELSEWHERE = {
     **dict.fromkeys(("cmake_dir", "include_dir", "library_path"), "streampool._paths"),
+    **dict.fromkeys(("AttachError", "install", "installed", "uninstall"), "streampool.attach"),
     **dict.fromkeys(("observe", "observed", "unobserve"), "streampool._observe"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ class PoolFindings:
     stats: dict[str, Any] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what could not be found out, and why
+    library: str = ""  # whose memory it is; its blocks belong to that library's objects
+    # Gives those of its objects that own some blocks, by the block's number; is given these numbers by address.
+    find_objects: Callable[[Mapping[int, int]], dict[int, object]] | None = None
     epochs: Epochs = field(default_factory=Epochs)  # what tells a growing call site from a full one
     chains: dict[int, tuple[str, ...]] = field(default_factory=dict)  # who holds some of the live blocks
     ended_at: float | None = None  # seconds of the device's clock
@@ -47,7 +50,7 @@ class PoolFindings:
     def observe(self, pool: _core.Pool) -> None:
         """End an epoch: note what each call site of a tracked pool holds now."""
         if self.ended == "alive" and self.options.get("track") == "true":
-            self.epochs.observe(_core.Pool.live_blocks(pool))
+            self.epochs.observe(self._owned(_core.Pool.live_blocks(pool)))
 
     def gather(self, pool: _core.Pool, ended: str, *, timeout: float) -> list[dict[str, Any]]:
         """Ask `pool` for everything a report needs; what fails is noted, and the rest is asked all the same.
@@ -57,17 +60,34 @@ class PoolFindings:
         """
         if self.ended == "alive" and not pool.is_closed:
             self.ended = ended
-            self.live_blocks = self._ask("live blocks", lambda: _core.Pool.live_blocks(pool)) or []
+            self.live_blocks = self._owned(self._ask("live blocks", lambda: _core.Pool.live_blocks(pool)) or [])
             self.ended_at = self._ask("clock", lambda: pool.driver.now())
             if ended != "collected":  # that may be in any thread, in the middle of a collection
-                wanted = _referrers.some_serials(self.live_blocks)
-                self.chains = self._ask("holders", lambda: _referrers.chains(pool, wanted)) or {}
+                self.chains = self._ask("holders", lambda: self._chains(pool)) or {}
             checked = self._ask("last check", lambda: _core.Pool.check(pool, timeout))
             self.not_checked = (checked or {}).get("not_checked", [])
         found: list[dict[str, Any]] = self._ask("faults", lambda: _core.Pool.take_faults(pool)) or []
         self.faults += found
         self.count(pool)
         return found
+
+    def _chains(self, pool: _core.Pool) -> dict[int, tuple[str, ...]]:
+        wanted = _referrers.some_serials(self.live_blocks)
+        find = self.find_objects
+        if find is None:
+            return _referrers.chains(pool, wanted)
+        serials = {
+            int(block["address"]): int(block["serial"]) for block in self.live_blocks if block["serial"] in wanted
+        }
+        return _referrers.chains(pool, wanted, lambda: find(serials))
+
+    def _owned(self, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Say of a library's blocks that they have an owner: only its objects hold addresses."""
+        if self.library:
+            for block in blocks:
+                if block.get("owner") == "raw":
+                    block["owner"] = "buffer"
+        return blocks
 
     def count(self, pool: _core.Pool) -> None:
         """Take the pool's counters."""
@@ -104,6 +124,9 @@ class Session:
 
     def observe(self) -> None:
         """End an epoch in every pool that is alive."""
+        from streampool import session
+
+        session.look()
         for pool in list(self._alive):
             findings = getattr(pool, "_findings", None)
             if findings is not None:
@@ -111,6 +134,9 @@ class Session:
 
     def finish(self) -> list[PoolFindings]:
         """Ask every pool that is still alive, and give the findings of all, in the order of their making."""
+        from streampool import session
+
+        session.look()
         for pool in list(self._alive):
             findings = getattr(pool, "_findings", None)
             if findings is not None:

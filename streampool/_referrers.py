@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import CellType, CoroutineType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -37,16 +37,21 @@ def some_serials(blocks: Iterable[Mapping[str, Any]]) -> set[int]:
     return {serial for _, serial in sorted(held.values(), reverse=True)[:_GROUPS]}
 
 
-def chains(pool: _core.Pool, serials: set[int]) -> dict[int, tuple[str, ...]]:
-    """Give, by the number of a block, the chain that holds its buffer, outermost first; without those not found."""
+def chains(
+    pool: _core.Pool, serials: set[int], find: Callable[[], Mapping[int, object]] | None = None
+) -> dict[int, tuple[str, ...]]:
+    """Give, by the number of a block, the chain that holds its buffer, outermost first; without those not found.
+
+    `find` gives the owners of another library's blocks, in place of buffers.
+    """
     if not serials:
         return {}
     frames = _locals_of_frames()
-    buffers = _buffers(pool, serials)
+    buffers = _buffers(pool, serials) if find is None else find()
     found: dict[int, tuple[str, ...]] = {}
     looks = _LOOKS
-    for serial, buffer in sorted(buffers.items()):
-        chain, looks = _chain(buffer, frames, looks, {id(buffers)})
+    for serial in sorted(buffers):  # not its items: those would hold what is looked at
+        chain, looks = _chain(buffers[serial], frames, looks, {id(buffers)})
         if chain:
             found[serial] = chain
         if looks <= 0:

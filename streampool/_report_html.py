@@ -265,8 +265,10 @@ def _coverage(report: Report) -> str:
             '<h2 id="coverage-title">What was looked at</h2>',
             _list(
                 [
+                    *([("other libraries", _text(opening))] if (opening := words.opening(report.coverage)) else []),
                     ("covered", _text(words.covered(report.coverage))),
                     ("not checked", _items(words.gap(one) for one in report.coverage.not_checked)),
+                    *([("limits", _items(notes))] if (notes := words.limits(report.coverage)) else []),
                     ("never seen", _text(words.NOT_SEEN)),
                 ]
             ),

@@ -63,6 +63,9 @@ class _Page:
 def render(report: Report, *, color: bool = False, width: int = 100) -> str:
     """Give the text of `report`, without the last line end."""
     page = _Page(width)
+    if opening := words.opening(report.coverage):
+        page.prose(f"COVERAGE: {opening}", "bold")
+        page.line()
     groups = report.grouped_faults
     for number, group in enumerate(groups[:_FAULTS], 1):
         _fault(page, group, number, len(groups))
@@ -201,4 +204,6 @@ def _coverage(page: _Page, coverage: Coverage) -> None:
     page.field("covered", words.covered(coverage))
     for number, gap in enumerate(coverage.not_checked):
         page.field("not checked" if number == 0 else "", words.gap(gap))
+    for number, note in enumerate(words.limits(coverage)):
+        page.field("limits" if number == 0 else "", note)
     page.field("never seen", words.NOT_SEEN)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from streampool._sizes import format_size
 from streampool.faults import BlockFacts, BlockState, Candidate, Fault, FaultKind, byte_count, page_of, stream_text
 from streampool.leaks import AGES, Leak, LeakClass, LeakPolicy
-from streampool.report import Coverage, NotChecked, PoolFacts, Report
+from streampool.report import Coverage, DeviceCoverage, LibraryCoverage, NotChecked, PoolFacts, Report
 
 __all__ = [
     "NOT_SEEN",
@@ -19,9 +20,11 @@ __all__ = [
     "group_size",
     "leak_blocks",
     "leak_title",
+    "limits",
     "neighbour",
     "next_for_fault",
     "next_for_leak",
+    "opening",
     "plural",
     "pool_line",
     "rules",
@@ -238,3 +241,29 @@ def total(report: Report) -> str:
     if report.exit_code is not None:
         parts.append(f"exit code {report.exit_code}")
     return "; ".join(parts)
+
+
+def opening(coverage: Coverage) -> str:
+    """Say first what the findings are drawn from: a clean report of a program that was not watched says nothing."""
+    return "; ".join([*map(_library, coverage.libraries), *map(_outside, coverage.devices)])
+
+
+def limits(coverage: Coverage) -> list[str]:
+    """Say what of each library does not work, or is not seen."""
+    return [f"{one.library}: {note}" for one in coverage.libraries for note in one.notes]
+
+
+def _library(library: LibraryCoverage) -> str:
+    why = f" ({library.why})" if library.why else ""
+    if not library.served:
+        return f"{library.library} NOT WATCHED{why}"
+    if library.part is None:
+        return f"{library.library} took no device memory{why}"
+    # Rounded down: all is said only where it is all.
+    return f"{library.library} {int(100 * library.part)} % of its bytes{why}"
+
+
+def _outside(device: DeviceCoverage) -> str:
+    at_most = "at most " if device.is_ceiling else ""
+    whose = "its device memory" if not device.is_ceiling else "the device's memory in use, other processes' too,"
+    return f"{at_most}{format_size(device.outside_bytes)} of {whose} outside on {device.device}"

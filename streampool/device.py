@@ -7,7 +7,7 @@ from typing import Any
 from streampool import _core
 from streampool.errors import DriverError, DriverNotFoundError, StreamPoolError
 
-__all__ = ["Device", "check_name", "driver_of", "override_default"]
+__all__ = ["Device", "check_name", "default_family", "driver_of", "override_default"]
 
 _LARGEST = 2**31 - 1  # ordinals are C's int, here and in the driver
 
@@ -20,6 +20,11 @@ def override_default(name: str | None) -> None:
     if name is not None:
         _parse(name)
     _default = name or "auto"
+
+
+def default_family() -> str:
+    """Give the family of devices that other libraries' memory is on: ``"sim"`` where ``Device()`` was set to that."""
+    return "sim" if _parse(_default)[0] == "sim" else "cuda"
 
 
 def Device(name: str | int | None = None) -> Any:  # noqa: N802 - a factory under the name of what it makes

@@ -25,7 +25,18 @@ from streampool.faults import BlockFacts, Fault, Resolve
 from streampool.leaks import Epochs, Leak, LeakPolicy, Leaks, find_leaks
 from streampool.suppressions import Suppressions, suggest
 
-__all__ = ["SCHEMA_ID", "Coverage", "NotChecked", "PoolFacts", "Process", "Report", "UsedRule", "schema"]
+__all__ = [
+    "SCHEMA_ID",
+    "Coverage",
+    "DeviceCoverage",
+    "LibraryCoverage",
+    "NotChecked",
+    "PoolFacts",
+    "Process",
+    "Report",
+    "UsedRule",
+    "schema",
+]
 
 SCHEMA_ID = "urn:streampool:report:1"
 """Changes with every change that a reader of older reports would not understand."""
@@ -96,6 +107,35 @@ class NotChecked:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryCoverage:
+    """How much of a library's device memory was watched. Sizes in bytes."""
+
+    library: str
+    served: bool = True
+    version: str = ""
+    watched_bytes: int = 0  # at most, from our pools
+    other_bytes: int = 0  # by the library's own count
+    why: str = ""  # of the other bytes, or of not being served
+    notes: tuple[str, ...] = ()  # what does not work, or is not seen
+
+    @property
+    def part(self) -> float | None:
+        """The part that was watched, from 0 to 1; None: it took no device memory that is known of."""
+        total = self.watched_bytes + self.other_bytes
+        return self.watched_bytes / total if total else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCoverage:
+    """What the process held on a device at the end, and what of it was no pool's. Sizes in bytes."""
+
+    device: str
+    held_bytes: int
+    outside_bytes: int
+    is_ceiling: bool = False  # other processes may be in both
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """What the findings are drawn from. Counts are sums over all pools."""
 
@@ -106,6 +146,8 @@ class Coverage:
     checks: int = 0
     faults_dropped: int = 0  # beyond max_faults: counted, not kept
     not_checked: tuple[NotChecked, ...] = ()
+    libraries: tuple[LibraryCoverage, ...] = ()
+    devices: tuple[DeviceCoverage, ...] = ()
 
     def __add__(self, other: Coverage) -> Coverage:
         return Coverage(
@@ -116,6 +158,8 @@ class Coverage:
             self.checks + other.checks,
             self.faults_dropped + other.faults_dropped,
             tuple(dict.fromkeys((*self.not_checked, *other.not_checked))),
+            _add_libraries(self.libraries, other.libraries),
+            _add_devices(self.devices, other.devices),
         )
 
 
@@ -152,6 +196,8 @@ class Report:
         suppressions: Suppressions | Iterable[str] = (),
         resolve: Resolve | None = None,
         process: Process | None = None,
+        libraries: Sequence[LibraryCoverage] = (),
+        devices: Sequence[DeviceCoverage] = (),
     ) -> Report:
         """Make a report of the pools of this process.
 
@@ -168,6 +214,8 @@ class Report:
             From a stack's number to its frames; the core's own by default.
         process
             What to say of the process; this one by default.
+        libraries, devices
+            How much of other libraries' memory, and of the process's, was watched.
         """
         findings = list(findings)
         policy = LeakPolicy(leaks)
@@ -195,7 +243,7 @@ class Report:
             pools=tuple(_pool_facts(found) for found in findings),
             faults=tuple(faults),
             leaks=all_leaks,
-            coverage=_coverage(findings, resolve, policy),
+            coverage=replace(_coverage(findings, resolve, policy), libraries=tuple(libraries), devices=tuple(devices)),
         )
         return whole.suppress(rules)
 
@@ -334,6 +382,10 @@ class Report:
         coverage["not_checked"] = tuple(
             NotChecked(**{**entry, "places": tuple(entry["places"])}) for entry in coverage["not_checked"]
         )
+        coverage["libraries"] = tuple(
+            LibraryCoverage(**{**entry, "notes": tuple(entry["notes"])}) for entry in coverage.get("libraries", ())
+        )
+        coverage["devices"] = tuple(DeviceCoverage(**entry) for entry in coverage.get("devices", ()))
         return cls(
             version=data["tool"]["version"],
             created=data["created"],
@@ -385,6 +437,44 @@ def _version() -> str:
 def _suppressed(leak: Leak, rules: Suppressions) -> Leak:
     rule = rules.find(leak.leak_class, [leak.allocated_at], leak.tags)
     return leak if rule is None else replace(leak, suppressed_by=str(rule))
+
+
+def _add_libraries(some: Sequence[LibraryCoverage], more: Sequence[LibraryCoverage]) -> tuple[LibraryCoverage, ...]:
+    """Put two processes' libraries together: one that was served in one of them and not in the other stays two."""
+    found: dict[tuple[str, bool], LibraryCoverage] = {}
+    for one in (*some, *more):
+        known = found.get((one.library, one.served))
+        found[one.library, one.served] = (
+            one
+            if known is None
+            else replace(
+                known,
+                watched_bytes=known.watched_bytes + one.watched_bytes,
+                other_bytes=known.other_bytes + one.other_bytes,
+                why=known.why or one.why,
+            )
+        )
+    return tuple(found.values())
+
+
+def _add_devices(some: Sequence[DeviceCoverage], more: Sequence[DeviceCoverage]) -> tuple[DeviceCoverage, ...]:
+    found: dict[str, DeviceCoverage] = {}
+    for one in (*some, *more):
+        known = found.get(one.device)
+        # What counts all processes is not added up.
+        found[one.device] = (
+            one
+            if known is None
+            else DeviceCoverage(
+                one.device,
+                max(known.held_bytes, one.held_bytes) if one.is_ceiling else known.held_bytes + one.held_bytes,
+                max(known.outside_bytes, one.outside_bytes)
+                if one.is_ceiling
+                else known.outside_bytes + one.outside_bytes,
+                known.is_ceiling or one.is_ceiling,
+            )
+        )
+    return tuple(found.values())
 
 
 # -- what was covered -----------------------------------------------------------------------------------------------

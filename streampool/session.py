@@ -9,6 +9,7 @@ import atexit
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from streampool import _core
@@ -16,11 +17,25 @@ from streampool import _core
 if TYPE_CHECKING:
     from streampool._findings import PoolFindings, Session
 
-__all__ = ["active", "begin", "drain_logs", "end", "exiting", "pool_made", "pools"]
+__all__ = [
+    "active",
+    "before_each_look",
+    "begin",
+    "drain_logs",
+    "end",
+    "exiting",
+    "look",
+    "pool_made",
+    "pools",
+    "register_exit",
+]
 
 _session: Session | None = None
 _pools: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
 _exit_registered = False
+
+before_each_look: list[Callable[[], None]] = []
+"""Called before a session asks its pools: whoever has pools that Python did not make makes them known."""
 
 
 def active() -> Session | None:
@@ -33,7 +48,7 @@ def begin() -> Session:
     from streampool._findings import Session
 
     global _session
-    _register_exit()
+    register_exit()
     _session = Session()
     return _session
 
@@ -44,9 +59,15 @@ def end() -> None:
     _session = None
 
 
+def look() -> None:
+    """Make known what pools there are that Python did not make."""
+    for hook in tuple(before_each_look):
+        hook()
+
+
 def pool_made(pool: _core.Pool) -> PoolFindings | None:
     """Note a new pool: the exit hook comes with the first of the process, never with the import."""
-    _register_exit()
+    register_exit()
     _pools.add(pool)
     drain_logs()
     if "STREAMPOOL_POSTMORTEM" in os.environ:
@@ -79,7 +100,8 @@ def pools() -> list[_core.Pool]:
     return []
 
 
-def _register_exit() -> None:
+def register_exit() -> None:
+    """Have the core told when the process ends: the first pool does so, whoever makes it."""
     global _exit_registered
     if not _exit_registered:
         _exit_registered = True

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from streampool import device as devices
 from streampool._findings import PoolFindings
 from streampool._paths import library_path
 from streampool._terminal import wants_color
+from streampool.attach import _coverage, _hooks
+from streampool.attach._children import Children
 from streampool.cli._program import NoProgram, Program
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def run(
     leaks: str,
     error_exitcode: int,
     suppressions: Suppressions | None = None,
+    libraries: tuple[str, ...] = (),
 ) -> int:
     """Run `program` to its end, print the report to standard error, write it to `report`, and give the exit code."""
     # The program's NVTX ranges name the window of a fault, unless another tool takes them.
@@ -73,19 +77,32 @@ def run(
     config.override_mode(mode)
     devices.override_default(device)
     watching = session.begin()
-    libraries = _observe_libraries() if mode == config.Mode.OBSERVE else None
-    clocks = [_EpochClock(watching.observe), *([_EpochClock(libraries.epoch)] if libraries is not None else [])]
-    code = _run_to_its_end(program)
+    if mode == config.Mode.OBSERVE:  # other libraries' allocators stay
+        libraries = ()
+    children = Children(
+        mode=mode,
+        device=device,
+        libraries=list(libraries),
+        leaks=leaks,
+        suppressions=[] if suppressions is None else [str(rule) for rule in suppressions.rules],
+    )
+    _hooks.expect(libraries)
+    observed = _observe_libraries() if mode == config.Mode.OBSERVE else None
+    clocks = [_EpochClock(watching.observe), *([_EpochClock(observed.epoch)] if observed is not None else [])]
+    try:
+        code = _run_to_its_end(program)
+    except NoProgram:
+        children.close()
+        raise
     if session.active() is not watching:  # a forked child that came to the end of the program: its parent reports
         return code
     for clock in clocks:
         clock.stop()
     gc.collect()  # what only a cycle holds is nobody's, and is released
     findings = watching.finish()
-    if libraries is not None:
-        findings += libraries.finish()
+    own = [] if observed is None else observed.finish()
     session.end()
-    code = _conclude(findings, report, code, leaks, error_exitcode, suppressions)
+    code = _conclude(findings, own, report, code, leaks, error_exitcode, suppressions, children)
     session.exiting()
     return code
 
@@ -142,17 +159,24 @@ def _show(error: BaseException) -> None:
 
 def _conclude(
     findings: list[PoolFindings],
+    observed: list[PoolFindings],
     path: Path | None,
     code: int,
     leaks: str,
     error_exitcode: int,
     suppressions: Suppressions | None,
+    children: Children,
 ) -> int:
     """Print and write the report; give the exit code."""
     from streampool.report import Report
 
-    report = Report.from_findings(findings, leaks=leaks, suppressions=suppressions or ())
-    seen = any(found.stats.get("allocations") for found in findings)
+    report = _coverage.report(findings, observed, leaks=leaks, suppressions=suppressions or ())
+    others, missing = children.reports()
+    report = Report.merge([report, *others])
+    if missing:
+        gaps = (*report.coverage.not_checked, *missing)
+        report.coverage = replace(report.coverage, not_checked=gaps)
+    seen = report.coverage.blocks_allocated > 0
     report.exit_code = error_exitcode if report.counts else code or (0 if seen else _NOTHING_SEEN)
     with contextlib.suppress(Exception):  # the program closed it, or its reader is gone
         sys.stdout.flush()
@@ -171,7 +195,8 @@ def _conclude(
         text.append(f"streampool: report written to {path}")
     if not seen:
         text.append(
-            "streampool: NO ALLOCATION WAS OBSERVED: the program took no memory from streampool in this process."
+            "streampool: NO ALLOCATION WAS OBSERVED: neither the program nor a library of its took "
+            "memory from streampool, so this report says nothing about it."
         )
     _say("\n".join(text))
     return report.exit_code

@@ -76,6 +76,14 @@ Exit codes:
     type=click.Path(file_okay=False, path_type=Path),
     help="Write the metrics' targets into this folder for Prometheus's file_sd: this process's and its children's.",
 )
+@click.option(
+    "--libraries",
+    default="auto",
+    show_default=True,
+    metavar="NAMES",
+    help="Whose device memory is taken over when the program imports them: torch,cupy,numba,rmm,cuda.core; auto: all; "
+    "none.",
+)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name, as for python -m.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -89,16 +97,19 @@ def command(
     metrics_port: int | None,
     metrics_addr: str,
     metrics_folder: Path | None,
+    libraries: str,
     is_module: bool,
     script: str,
     args: tuple[str, ...],
 ) -> None:
     """Run SCRIPT, a Python file or a console script on PATH, and report what its pools found.
 
-    The program runs in this process as `python SCRIPT ARGS` would run it. The report goes to standard error.
+    The program runs in this process as `python SCRIPT ARGS` would run it. The report goes to standard error. Python
+    programs that it starts are watched too, and are in the same report.
     """
     from streampool.cli import _program, _watch
 
+    named = _named(libraries)
     program = _program.find(script, list(args), is_module=is_module)
     if report is not None:
         report = report.absolute()  # the program may change the directory
@@ -120,8 +131,18 @@ def command(
             leaks=leaks,
             error_exitcode=error_exitcode,
             suppressions=rules,
+            libraries=named,
         )
     )
+
+
+def _named(libraries: str) -> tuple[str, ...]:
+    from streampool.attach import _table
+
+    try:
+        return _table.parse_list(libraries)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--libraries") from None
 
 
 def _say_page_guards(mode: str | None) -> None:

@@ -1,0 +1,409 @@
+"""The real libraries on a GPU, each in a process of its own: served, right, and honest about what was watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attach_scene import Ended, python, watched
+
+import streampool as sp
+from gpu.gpu_scene import GpuScene
+from gpu.kernels import pattern
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(180)]
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(record_property: Callable[[str, object], None]) -> None:
+    """The work is done in children, where the suite's report cannot see it."""
+    record_property("device", "cuda:0")
+
+
+def out(source: str) -> list[str]:
+    ended = python(source, lookalikes=False)
+    assert ended.code == 0, ended.err
+    return ended.out.splitlines()
+
+
+def run(folder: Path, source: str, *options: object) -> Ended:
+    return watched(folder, source, *options, lookalikes=False, device="cuda")
+
+
+# -- PyTorch ----------------------------------------------------------------------------------------------------------
+
+TRAINING = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+losses = []
+for step in range(12):
+    x = torch.randn(16, 3, 32, 32, device="cuda")
+    loss = nn.functional.cross_entropy(model(x), torch.zeros(16, dtype=torch.long, device="cuda"))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+print(f"{losses[-1]:.3f}", losses[-1] < losses[0])
+"""
+
+
+@pytest.mark.parametrize("mode", ["production", "debug"])
+@pytest.mark.parametrize("segments", ["malloc", "vmm"])
+def test_an_unmodified_training_script_is_clean_and_its_result_is_pytorchs_own(
+    tmp_path: Path, mode: str, segments: str
+) -> None:
+    pytest.importorskip("torch")
+    plain = out(TRAINING)
+    script = tmp_path / "program.py"
+    ended = watched(
+        tmp_path, TRAINING, "--mode", mode, lookalikes=False, device="cuda", STREAMPOOL_OPTIONS=f"segments={segments}"
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == plain
+    assert ended.library("torch")["other_bytes"] == 0
+    assert ended.err.startswith("COVERAGE: torch 100 % of its bytes")
+    assert ended.report["faults"] == []
+    assert script.exists()
+
+
+def test_pytorchs_own_out_of_memory_error_is_raised_and_the_next_allocation_works() -> None:
+    pytest.importorskip("torch")
+    lines = out(
+        """
+import torch
+import streampool as sp
+sp.install("torch", limit="256MiB")
+kept = torch.empty(1000, device="cuda")
+try:
+    torch.empty(1 << 30, device="cuda")
+except torch.cuda.OutOfMemoryError as error:
+    print("the pool's own limit is reached" in str(error))
+print(torch.ones(10, device="cuda").sum().item(), torch.cuda.memory_allocated() >= 4000)
+free, total = torch.cuda.mem_get_info()
+print(0 < free < total)
+torch.cuda.empty_cache()
+"""
+    )
+    assert lines == ["True", "10.0 True", "True"]
+
+
+def test_a_tensor_used_on_a_side_stream_keeps_its_bytes_until_that_work_is_done() -> None:
+    pytest.importorskip("torch")
+    lines = out(
+        """
+import torch
+import streampool as sp
+sp.install("torch")
+side = torch.cuda.Stream()
+a = torch.full((1 << 20,), 7.0, device="cuda")
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    torch.cuda._sleep(200_000_000)
+    b = a * 1
+a.record_stream(side)
+address = a.data_ptr()
+del a
+c = torch.full((1 << 20,), 9.0, device="cuda")
+print(c.data_ptr() != address)
+torch.cuda.synchronize()
+print(b.mean().item())
+"""
+    )
+    assert lines == ["True", "7.0"]
+
+
+GRAPH = """
+import gc
+import torch
+import streampool as sp
+sp.install("torch", mode="{mode}")
+x = torch.ones(1 << 16, device="cuda")
+def work():
+    a = x * 2
+    b = a + 1
+    del a
+    return (b * b).sqrt()
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    for _ in range(3):
+        work()
+torch.cuda.current_stream().wait_stream(side)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = work()
+for value in (1.0, 5.0, -3.0):
+    x.fill_(value)
+    graph.replay()
+    noise = [torch.randn(1 << 16, device="cuda") for _ in range(20)]     # must not get the graph's memory
+    graph.replay()
+    torch.cuda.synchronize()
+    print(y.mean().item())
+(pool,) = sp.installed()[0].pools
+a_lot = torch.empty(64 << 20, device="cuda")
+del graph, y, noise, x, a_lot, side
+gc.collect()
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+pool.check()
+torch.cuda.empty_cache()
+print(pool.stats().in_use < 65536, sp._core.torch_problems())  # PyTorch keeps a generator's state
+"""
+
+
+@pytest.mark.parametrize("mode", ["production", "debug"])
+def test_a_graph_replays_right_beside_other_allocations_and_gives_its_memory_back(mode: str) -> None:
+    """pytorch/pytorch#159594, NVIDIA/cuopt#1748 (case 47)."""
+    pytest.importorskip("torch")
+    assert out(GRAPH.format(mode=mode)) == ["3.0", "11.0", "5.0", "True (0, '')"]
+
+
+def test_autograd_threads_and_data_loader_workers_are_served(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ended = run(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        if __name__ == "__main__":
+            data = TensorDataset(torch.arange(64.0).reshape(64, 1))
+            w = torch.ones(1, 1, device="cuda", requires_grad=True)
+            total = 0.0
+            for (batch,) in DataLoader(data, batch_size=8, num_workers=2, pin_memory=True):
+                loss = (batch.to("cuda", non_blocking=True) @ w).sum()
+                loss.backward()
+                total += loss.item()
+            print(total, w.grad.item())
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == "2016.0 2016.0\n"
+
+
+def test_what_grows_in_a_training_loop_is_a_leak_at_its_line(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ended = run(
+        tmp_path,
+        """
+        import torch
+        import streampool as sp
+        w = torch.ones(1 << 18, device="cuda", requires_grad=True)
+        losses = []
+        for step in range(12):
+            losses.append(w * 2)  # the leak
+            sp.installed()[0].pools[0].check()
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 1, ended.err
+    (leak,) = [leak for leak in ended.report["leaks"] if leak["class"] == "growing"]
+    assert any(frame["line"] == 7 and frame["file"].endswith("program.py") for frame in leak["allocated_at"])
+    assert leak["held_by"][0] == "module __main__: losses"
+
+
+# -- CuPy and mixtures ------------------------------------------------------------------------------------------------
+
+OVERRUN = """
+import cupy
+kernel = cupy.RawKernel(r'extern "C" __global__ void past(char* p, int n) { p[n] = 0x41; }', "past")
+a = cupy.zeros(1000, dtype="u1")  # the block
+kernel((1,), (1,), (a, 1000))
+cupy.cuda.get_current_stream().synchronize()
+del a
+"""
+
+
+def test_an_overrun_of_a_raw_kernel_in_cupys_memory_is_found_at_its_line(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    ended = run(tmp_path, OVERRUN, "--mode", "debug")
+    assert ended.code == 1, ended.err
+    (fault,) = ended.report["faults"]
+    assert fault["kind"] == "overrun"
+    assert any(f["line"] == 4 and f["file"].endswith("program.py") for f in fault["block"]["allocated_at"])
+
+
+def test_cupys_programs_are_right_and_wholly_watched(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    ended = run(
+        tmp_path,
+        """
+        import cupy
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            a = cupy.arange(1 << 20, dtype="f4")
+            b = cupy.sort(a[::-1]) @ a / 1e12
+            stream.synchronize()
+            print(round(float(b), 1))
+        host = cupy.asnumpy(a)
+        print(cupy.get_default_memory_pool().total_bytes())
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[1] == "0"
+    assert ended.library("cupy")["other_bytes"] == 0
+
+
+def test_pytorch_cupy_and_a_raw_kernel_share_memory_through_dlpack(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    pytest.importorskip("torch")
+    ended = run(
+        tmp_path,
+        """
+        import cupy, torch
+        add = cupy.RawKernel(
+            r'extern "C" __global__ void add(float* p, int n)'
+            r'{ int i = blockIdx.x * 256 + threadIdx.x; if (i < n) p[i] += 1; }',
+            "add",
+        )
+        t = torch.full((1 << 16,), 2.0, device="cuda")
+        side = cupy.cuda.Stream(non_blocking=True)
+        with side:
+            c = cupy.from_dlpack(t)
+            add((256,), (256,), (c, c.size))
+            d = c * 10
+        side.synchronize()
+        print(t.mean().item(), float(d.mean()))
+        u = torch.from_dlpack(d)
+        del d
+        print(u.sum().item() / (1 << 16))
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == "3.0 30.0\n30.0\n"
+    assert {entry["library"]: entry["other_bytes"] for entry in ended.report["coverage"]["libraries"]} == {
+        "torch": 0,
+        "cupy": 0,
+    }
+
+
+def test_a_borrowers_stream_waits_for_what_is_queued_on_the_blocks(gpu: GpuScene) -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    pool = gpu.pool()
+    ours = gpu.stream(pool)
+    block = pool.allocate(100_000, stream=ours)
+    gate = gpu.gate(ours)
+    gpu.write_pattern(ours, block, 5)
+    theirs = cupy.cuda.Stream(non_blocking=True)
+    with theirs:
+        copy = cupy.from_dlpack(block).copy()
+    gpu.assert_held()
+    gate.open()
+    theirs.synchronize()
+    assert cupy.asnumpy(copy).tobytes() == pattern(100_000, 5)
+    assert block.__dlpack_device__() == (2, 0)
+    assert gpu.pool("pinned").allocate(10, stream=ours).__dlpack_device__() == (3, 0)
+    assert gpu.pool("managed").allocate(10, stream=ours).__dlpack_device__() == (13, 0)
+
+
+# -- Numba, RMM, cuda.core --------------------------------------------------------------------------------------------
+
+
+def test_numbas_kernels_work_on_the_pools_memory(tmp_path: Path) -> None:
+    pytest.importorskip("numba_cuda")
+    ended = run(
+        tmp_path,
+        """
+        import numpy as np
+        from numba import cuda
+        @cuda.jit
+        def twice(a):
+            i = cuda.grid(1)
+            if i < a.size:
+                a[i] *= 2
+        a = cuda.to_device(np.arange(1000, dtype="f4"))
+        twice[4, 256](a)
+        print(a.copy_to_host().sum())
+        del a
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == "999000.0\n"
+    assert ended.library("numba")["watched_bytes"] >= 4000
+
+
+def test_rmms_buffers_are_the_pools(tmp_path: Path) -> None:
+    pytest.importorskip("rmm")
+    ended = run(
+        tmp_path,
+        """
+        import numpy as np
+        import rmm
+        b = rmm.DeviceBuffer.to_device(np.arange(1000, dtype="u1").tobytes())
+        c = b.copy()
+        print(sum(c.tobytes()) == sum(b.tobytes()))
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == "True\n"
+    assert ended.library("rmm")["watched_bytes"] >= 2000
+
+
+def test_a_buffer_of_cuda_core_is_freed_on_its_stream_or_the_one_that_close_names() -> None:
+    lines = out(
+        """
+from cuda.core import Device
+import gc
+import streampool as sp
+device = Device(); device.set_current()
+pool = sp.Pool(device)
+sp.install("cuda.core", pool=pool)
+s, t = device.create_stream(), device.create_stream()
+a = device.allocate(1000, stream=s)
+b = device.allocate(2000, stream=s)
+print(pool.stats().in_use, a.memory_resource.device_id, a.is_host_accessible)
+a.close(t)
+del b
+gc.collect()
+device.sync()
+print(pool.stats().live_blocks)
+sp.uninstall("cuda.core")
+c = device.allocate(10, stream=s)
+print(pool.stats().live_blocks)
+c.close(s)
+"""
+    )
+    assert lines == ["3000 0 False", "0", "0"]
+
+
+def test_a_program_that_only_uses_other_memory_ends_with_3_and_says_what_is_outside(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ended = run(tmp_path, "import torch\na = torch.ones(1000, device='cuda')\n", "--libraries", "none")
+    assert ended.code == 3, ended.err
+    assert "torch NOT WATCHED" in ended.err
+    assert [device["device"] for device in ended.report["coverage"]["devices"]] == ["cuda:0"]
+    assert "NO ALLOCATION WAS OBSERVED" in ended.err
+
+
+def test_a_waiting_allocation_of_numba_is_served_when_the_queued_work_is_done(gpu: GpuScene) -> None:
+    """Its frees complete by a context event, whatever the stream."""
+    pool = gpu.pool(segments="malloc")
+    memory = sp._core.UnorderedMemory(pool)
+    address = memory.allocate(1 << 20)
+    stream = gpu.stream()
+    gate = gpu.gate(stream)
+    gpu.kernels.write_pattern(stream, address, 1 << 20, 1)
+    memory.free(address)
+    other = memory.allocate(1 << 20)
+    assert other != address
+    gpu.assert_held()
+    gate.open()
+    stream.sync()
+    memory.free(other)
+    gpu.device.sync()
+    assert address in (memory.allocate(1 << 20), memory.allocate(1 << 20))
+    assert pool.audit() == ""

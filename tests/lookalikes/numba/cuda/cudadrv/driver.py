@@ -1,0 +1,5 @@
+class NumbaCUDAMemoryManager:
+    interface_version = 1
+
+    def __init__(self, *, context):
+        pass

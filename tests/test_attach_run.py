@@ -1,0 +1,229 @@
+"""``streampool run`` takes over what the program imports, watches the Python it starts, and says what it saw of all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from attach_scene import watched
+
+CUPY = "import cupy\na = cupy.empty(100_000)\n"
+
+
+def test_what_the_program_imports_is_watched_and_the_report_opens_with_it(tmp_path: Path) -> None:
+    ended = watched(tmp_path, "import cupy, torch, rmm\nimport numba.cuda\na = cupy.empty(1000); t = torch.empty(10)\n")
+    assert ended.code == 0, ended.err
+    first = ended.err.split("\n\n")[0].replace("\n", " ")
+    assert first.startswith("COVERAGE: torch 100 % of its bytes; cupy 100 % of its bytes; numba took no device memory")
+    assert "outside on sim:0" in first
+    assert ended.library("cupy")["watched_bytes"] == 1000
+    assert {pool["name"] for pool in ended.report["pools"]} == {"torch", "cupy"}
+
+
+@pytest.mark.parametrize("source", ["import cupy.cuda\nimport cupy\n", "from cupy import cuda\nimport cupy\n"])
+def test_any_form_of_import_is_seen(tmp_path: Path, source: str) -> None:
+    ended = watched(tmp_path, source + "a = cupy.empty(1000)\n")
+    assert ended.code == 0, ended.err
+    assert ended.library("cupy")["served"]
+
+
+def test_the_loader_of_a_watched_module_is_its_own(tmp_path: Path) -> None:
+    ended = watched(
+        tmp_path,
+        CUPY + "import importlib.machinery as m\n"
+        "print(type(cupy.__loader__) is m.SourceFileLoader, 'exec_module' in vars(cupy.__loader__))\n",
+    )
+    assert ended.out == "True False\n"
+
+
+def test_a_fault_in_a_librarys_memory_is_found_at_its_line(tmp_path: Path) -> None:
+    ended = watched(
+        tmp_path,
+        """
+        import cupy
+        s = cupy.cuda.Stream().use()
+        a = cupy.empty(1000)  # the block
+        s.launch(lambda view: view.fill(0x41), writes=[(a.data.ptr, 1001)])
+        s.synchronize()
+        del a
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 1, ended.err
+    (fault,) = ended.report["faults"]
+    assert fault["kind"] == "overrun"
+    assert any(f["line"] == 4 and f["file"].endswith("program.py") for f in fault["block"]["allocated_at"])
+
+
+def test_memory_that_a_librarys_objects_hold_at_the_end_is_no_leak_and_what_grows_is(tmp_path: Path) -> None:
+    held = watched(tmp_path, "import torch\nkept = torch.empty(1000)\n", "--mode", "debug")
+    assert held.code == 0, held.err
+    assert [leak["class"] for leak in held.report["leaks"]] == ["held"]
+    growing = watched(
+        tmp_path,
+        """
+        import torch, streampool as sp
+        losses = []
+        for step in range(8):
+            losses.append(torch.empty(500_000))
+            sp.installed()[0].pools[0].check()
+        """,
+        "--mode",
+        "debug",
+    )
+    assert growing.code == 1, growing.err
+    assert [leak["class"] for leak in growing.report["leaks"]] == ["growing"]
+    assert "program.py:5" in growing.err
+    assert growing.report["leaks"][0]["held_by"] == ["module __main__: losses", "[0] of a list of 8"]
+
+
+@pytest.mark.parametrize("libraries", ["none", "torch,rmm"])
+def test_a_library_that_is_not_named_is_not_watched_and_the_report_says_so_loudly(
+    tmp_path: Path, libraries: str
+) -> None:
+    ended = watched(tmp_path, CUPY, "--libraries", libraries)
+    assert ended.code == 3, ended.err
+    assert "cupy NOT WATCHED (it was not installed" in ended.err.replace("\n", " ")
+    assert "NO ALLOCATION WAS OBSERVED" in ended.err
+
+
+def test_wrong_names_of_libraries_are_wrong_use(tmp_path: Path) -> None:
+    for libraries, says in {
+        "cupi": "did you mean 'cupy'",
+        "auto,torch": "stand alone",
+        ",": "no library is named",
+    }.items():
+        ended = watched(tmp_path, CUPY, "--libraries", libraries)
+        assert ended.code == 2
+        assert says in ended.err
+
+
+def test_a_library_that_cannot_be_taken_over_is_named_at_once_and_in_the_report(tmp_path: Path) -> None:
+    ended = watched(
+        tmp_path,
+        "import cupy\na = cupy.empty(10)\nimport torch\n",
+        PYTHONPATH=str(_broken_torch(tmp_path)),
+    )
+    assert "PYTORCH IS NOT WATCHED: PyTorch has used CUDA already" in ended.err
+    assert not ended.library("torch")["served"]
+    assert ended.library("cupy")["served"]
+
+
+def _broken_torch(folder: Path) -> str:
+    """The lookalikes' path behind a torch that uses CUDA while it is imported."""
+    import os
+
+    from attach_scene import LOOKALIKES, environment
+
+    package = folder / "torch"
+    package.mkdir()
+    source = (LOOKALIKES / "torch" / "__init__.py").read_text()
+    (package / "__init__.py").write_text(
+        f"__path__.append({str(LOOKALIKES / 'torch')!r})\n{source}\n_C._initialized = True\n".replace(
+            "from __future__ import annotations", ""
+        )
+    )
+    return os.pathsep.join([str(folder), environment(lookalikes=True)["PYTHONPATH"]])
+
+
+def test_memory_that_a_library_took_elsewhere_lowers_its_part(tmp_path: Path) -> None:
+    ended = watched(
+        tmp_path,
+        "import cupy\na = cupy.empty(750)\nold = cupy.get_default_memory_pool().malloc(250)\n",
+    )
+    assert "cupy 75 % of its bytes (CuPy's own pool holds memory" in ended.err.replace("\n", " ")
+
+
+# -- children ---------------------------------------------------------------------------------------------------------
+
+
+def test_python_children_are_watched_and_their_reports_are_in_the_parents(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CUPY + "b = cupy.empty(77)\n")
+    ended = watched(
+        tmp_path,
+        f"import subprocess\nsubprocess.run([{sys.executable!r}, 'child.py'], check=True)\n" + CUPY,
+    )
+    assert ended.code == 0, ended.err
+    assert len(ended.report["processes"]) == 2
+    assert ended.report["processes"][1]["command"] == ["child.py"]
+    assert ended.library("cupy")["watched_bytes"] == 200_077
+    assert ended.report["coverage"]["blocks_allocated"] == 3
+
+
+def test_a_fault_in_a_child_counts_and_so_do_spawned_workers(tmp_path: Path) -> None:
+    ended = watched(
+        tmp_path,
+        """
+        import multiprocessing
+
+        def work(_):
+            import cupy
+            s = cupy.cuda.Stream().use()
+            a = cupy.empty(1000)
+            s.launch(lambda view: view.fill(0x41), writes=[(a.data.ptr, 1001)])
+            s.synchronize()
+
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("spawn").Process(target=work, args=(0,))
+            process.start()
+            process.join()
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 1, ended.err
+    assert [fault["kind"] for fault in ended.report["faults"]] == ["overrun"]
+
+
+def test_a_child_that_leaves_no_report_is_named_as_not_checked(tmp_path: Path) -> None:
+    ended = watched(
+        tmp_path,
+        f"import subprocess\nsubprocess.run([{sys.executable!r}, '-c', 'import os; os._exit(0)'], check=True)\n" + CUPY,
+    )
+    (gap,) = [gap for gap in ended.report["coverage"]["not_checked"] if gap["what"].startswith("process ")]
+    assert "os._exit" in gap["what"]
+    assert "left no report" in gap["why"]
+
+
+def test_a_childs_own_sitecustomize_still_runs_and_its_path_is_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "custom").mkdir()
+    (tmp_path / "custom" / "sitecustomize.py").write_text("print('custom')\n")
+    child = "import sys; print(any(entry.endswith('_site') for entry in sys.path))"
+    ended = watched(
+        tmp_path,
+        f"""
+        import os, subprocess
+        os.environ["PYTHONPATH"] += os.pathsep + {str(tmp_path / "custom")!r}
+        subprocess.run([{sys.executable!r}, "-c", {child!r}], check=True)
+        """,
+    )
+    assert ended.out == "custom\nFalse\n"
+
+
+def test_a_forked_child_writes_no_report_of_its_parents(tmp_path: Path) -> None:
+    ended = watched(
+        tmp_path,
+        CUPY + "import os, sys\npid = os.fork()\nif pid == 0:\n    sys.exit(0)\nos.waitpid(pid, 0)\n",
+    )
+    assert ended.code == 0, ended.err
+    assert len(ended.report["processes"]) == 1
+    assert ended.err.count("SUMMARY") == 1
+
+
+def test_a_program_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) -> None:
+    import subprocess
+
+    from attach_scene import environment
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "streampool", "run", "-m", "no_such_module_at_all"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(lookalikes=False, TMPDIR=str(tmp_path)),
+    )
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
