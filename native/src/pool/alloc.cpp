@@ -151,8 +151,7 @@ Errc Core::name_anew(driver::StreamHandle handle, Named* out, Failure* failure) 
   const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
   const Errc errc = streams_.name(handle, out, failure);
   if (errc != Errc::ok || out->stream().lasting) return errc;
-  const bool captured = out->stream().captured.load(std::memory_order_relaxed);
-  if (handle != driver::kPerThreadStream && !captured) {
+  if (handle != driver::kPerThreadStream) {
     counters();  // makes the cache this pool's
     ThreadCache& cache = thread_cache();
     cache.raw_handle = handle;

@@ -8,8 +8,9 @@ namespace streampool::pool {
 // `reserved` and its peak are exact at every step, and never above the limit (R19).
 bool Core::charge(Bytes bytes) {
   Bytes now = reserved_.load(std::memory_order_relaxed);
+  const Bytes most = limit();
   do {
-    if (limit() != 0 && (now > limit() || bytes > limit() - now)) return false;
+    if (most != 0 && (now > most || bytes > most - now)) return false;
   } while (!reserved_.compare_exchange_weak(now, now + bytes, std::memory_order_acq_rel));
   return true;
 }
