@@ -636,3 +636,19 @@ def test_an_out_of_memory_error_stays_one_where_a_holder_lies_in_a_file_whose_na
         assert caught.value.fields["holders"][0][0] > MIB
         assert "call site" in str(caught.value)
         names.clear()
+
+
+def test_a_callback_that_runs_short_itself_is_not_called_again_inside(sc: Scene) -> None:
+    pool = sc.pool(limit=4 * MIB, wait_timeout=0)
+    calls = []
+
+    def callback(size: int) -> bool:
+        calls.append(size)
+        with contextlib.suppress(sp.OutOfMemoryError):
+            pool.allocate(8 * MIB, stream=0)
+        return False
+
+    pool.set_oom_callback(callback)
+    with pytest.raises(sp.OutOfMemoryError):
+        pool.allocate(6 * MIB, stream=0)
+    assert calls == [6 * MIB]

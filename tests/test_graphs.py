@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -314,12 +315,127 @@ def test_streams_of_one_capture_share_no_memory_that_nothing_orders(sc: Scene) -
     assert pool.stats().reserved == 0
 
 
+@MODES
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+@pytest.mark.parametrize("segments", ["vmm", "malloc"])
+def test_another_pool_of_the_device_ends_no_capture(mode: str, kind: str, segments: str) -> None:
+    """A context event ends every capture of the context, whichever pool was told of it."""
+    with scene(memory="64MiB") as sc:
+        pool = sc.pool(mode=mode)
+        options = {"segments": segments} if kind == "device" else {}
+        other = sc.pool(kind, mode, limit=24 * MIB, wait_timeout=0.05, **options)
+        s, t, gone = sc.stream(), sc.stream(other), sc.stream()
+        for stream in (t, gone):
+            other.allocate(100, stream=stream).close(stream)
+            other.allocate(5 * MIB, stream=stream).close(stream)
+        gone.close()
+        with pool.capturing(s):
+            s.begin_capture()
+            pool.allocate(1000, stream=s).close(s)
+            with pytest.raises(sp.OutOfMemoryError):
+                other.allocate(64 * MIB, stream=t)
+            other.check(timeout=0.01)
+            other.trim()
+            other.close()
+            assert s.end_capture() is not None
+
+
+def test_registered_streams_that_join_a_capture_leave_it_with_it(sc: Scene) -> None:
+    pool = pool_of(sc, limit=64 * MIB)
+    s, joined = sc.stream(pool), sc.stream(pool)
+    for _ in range(10):
+        with pool.capturing(s):
+            s.begin_capture()
+            joined.wait(s.record())
+            block = pool.allocate(20 * MIB, stream=joined)
+            joined.launch(writes=[block])
+            s.wait(joined.record())
+            graph = s.end_capture()
+        assert graph is not None
+        graph.launch(s)
+        s.sync()
+        graph.close()
+        del block
+        gc.collect()
+        pool.allocate(100, stream=joined).close(joined)
+
+
+def test_a_capture_that_takes_long_is_not_ended_by_its_own_wait(sc: Scene) -> None:
+    """A capture that nobody declared counts for a second; the stream that asks is known to capture for longer."""
+    pool = pool_of(sc, limit=8 * MIB)
+    s, t = sc.stream(), sc.stream(pool)
+    block = pool.allocate(6 * MIB, stream=t)
+    work = sc.busy(t, block)
+    block.close(t)
+    pool.set_oom_callback(lambda size: sp.sim.clock.advance(2) is None)
+    s.begin_capture()
+    with pytest.raises(sp.OutOfMemoryError) as caught:
+        pool.allocate(5 * MIB, stream=s)
+    assert caught.value.fields["reason"] == "capture"
+    assert s.end_capture() is not None
+    sc.open(work)
+
+
+def test_per_thread_streams_of_one_capture_share_no_memory(sc: Scene) -> None:
+    """They have one handle, and are another stream in each thread."""
+    pool = pool_of(sc)
+    s = sc.stream()
+    places = []
+
+    def branch(go: threading.Event, done: threading.Event) -> None:
+        mine = sc.device.per_thread_default_stream
+        mine.wait(fork)
+        go.wait(10)
+        block = pool.allocate(MIB, stream=mine)
+        mine.launch(writes=[block], label="branch")
+        places.append(place(block))
+        block.close(mine)
+        events.append(mine.record())
+        done.set()
+
+    with pool.capturing(s):
+        s.begin_capture()
+        fork, events = s.record(), []
+        steps = [threading.Event() for _ in range(4)]
+        threads = [threading.Thread(target=branch, args=(steps[2 * i], steps[2 * i + 1])) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for i in range(2):  # one after the other: the first one's block is free again
+            steps[2 * i].set()
+            assert steps[2 * i + 1].wait(10)
+        for event in events:
+            s.wait(event)
+        for thread in threads:
+            thread.join()
+        graph = s.end_capture()
+    if graph is not None:  # the end of a thread may have taken its stream along
+        graph.launch(s)
+        sp.sim.settle()
+    assert not overlap(*places)
+    sc.assert_no_race()
+
+
+def test_closing_waits_for_no_graph_that_lives_on(sc: Scene) -> None:
+    pool = sc.pool(wait_timeout=1000)
+    s = sc.stream(pool)
+    with pool.capturing(s):
+        graph, block = graph_with_a_block(pool, s, 3 * MIB)
+    block.close(s)
+    before = sp.sim.clock.now()
+    pool.close()
+    assert sp.sim.clock.now() - before < 100
+    graph.close()
+    pool.close()
+    assert sc.device.used_memory == 0
+
+
 def test_two_captures_at_once_keep_their_memory_apart(sc: Scene) -> None:
     pool = pool_of(sc)
     s, t = sc.stream(), sc.stream()
     s.begin_capture()
     t.begin_capture()
     mine, other = pool.allocate(MIB, stream=s), pool.allocate(MIB, stream=t)
+    assert not overlap(place(mine), place(other))
     s.launch(writes=[mine])
     t.launch(writes=[other])
     mine.close(s)
@@ -327,7 +443,6 @@ def test_two_captures_at_once_keep_their_memory_apart(sc: Scene) -> None:
     one, two = s.end_capture(), t.end_capture()
     assert one is not None
     assert two is not None
-    assert not overlap((mine.handle, mine.size), (other.handle, other.size)) or mine.is_closed
     one.launch(s)
     two.launch(t)
     sp.sim.settle()

@@ -95,9 +95,9 @@ using Function = void (*)();
 using GetExportTable = const void* (*)(std::uint32_t);
 using InitializeCore = int (*)(GetExportTable);
 
-constexpr std::uint32_t kCallbacks = 1, kVersionInfo = 3;
+constexpr std::uint32_t kTableCallbacks = 1, kTableVersion = 3;
 constexpr std::size_t kModules = 7, kFunctions = 17;
-constexpr std::size_t kCore2 = 5, kDomainCreate = 12, kInitialize = 15;
+constexpr std::size_t kDomainModule = 5, kDomainCreate = 12, kInitialize = 15;
 
 struct Module {
   std::array<Function, kFunctions> functions{};
@@ -130,16 +130,16 @@ const void* export_table(std::uint32_t id) {
     std::uint32_t version, reserved;
     void (*set_tool_version)(std::uint32_t);
   } kOfVersion{sizeof kOfVersion, kVersion, 0, set_tool_version};
-  return id == kCallbacks     ? static_cast<const void*>(&kOfCallbacks)
-         : id == kVersionInfo ? static_cast<const void*>(&kOfVersion)
-                              : nullptr;
+  return id == kTableCallbacks ? static_cast<const void*>(&kOfCallbacks)
+         : id == kTableVersion ? static_cast<const void*>(&kOfVersion)
+                               : nullptr;
 }
 
 // A domain of ours in the tool's core; null where it has none, which stands for the default one.
 void* make_domain(void* library) {
   const auto initialize = reinterpret_cast<InitializeCore>(dlsym(library, "InitializeInjectionNvtx2"));
   if (initialize == nullptr || initialize(export_table) == 0) return nullptr;
-  const std::array<Function, kFunctions>& core = modules()[kCore2].functions;
+  const std::array<Function, kFunctions>& core = modules()[kDomainModule].functions;
   if (core[kInitialize] != nullptr) reinterpret_cast<void (*)(const void*)>(core[kInitialize])(nullptr);
   if (core[kDomainCreate] == nullptr) return nullptr;
   return reinterpret_cast<void* (*)(const char*)>(core[kDomainCreate])("streampool");

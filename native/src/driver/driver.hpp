@@ -22,6 +22,7 @@
 
 #include "../base/types.hpp"
 #include "call_times.hpp"
+#include "captures.hpp"
 
 namespace streampool::driver {
 
@@ -266,6 +267,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   virtual void pattern_start(PatternJob* job);
   virtual bool pattern_finish(PatternJob* job, bool wait);
 
+  // Of this context, for all pools of it.
+  Captures& captures() { return captures_; }
+
   // How often each call was made, from whatever side. `calls()[Call::mem_create]`.
   std::array<std::uint64_t, kCallCount> calls() const;
   // How long the calls for memory took, on the host's own clock, simulated or not.
@@ -296,6 +300,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
 
  private:
   std::array<std::atomic<std::uint64_t>, kCallCount> counts_{};
+  Captures captures_;
   mutable std::atomic<CallTimes*> times_{nullptr};
 };
 

@@ -193,8 +193,9 @@ bool Fences::wait(StreamState& t, std::uintptr_t t_handle, const Mark& mark) {
 bool Fences::record_context(const std::vector<StreamState*>& streams) {
   std::vector<std::pair<Events*, std::vector<Mark>>> contexts;
   for (StreamState* s : streams) {
-    if (s->captured.load(std::memory_order_acquire)) continue;
+    // Read first: an entry that becomes a capture's meanwhile takes its tickets behind this one.
     const Ticket issued = s->issued.load(std::memory_order_acquire);
+    if (s->captured.load(std::memory_order_acquire)) continue;
     if (issued <= s->completed.load(std::memory_order_acquire)) continue;
     Events* events = &events_of(*s);
     auto at = std::find_if(contexts.begin(), contexts.end(), [&](const auto& c) { return c.first == events; });

@@ -392,7 +392,7 @@ void Core::let_go(double timeout) {
     // A context event for what no stream fences any more, and a few looks at it before time passes.
     recover();
     if (look < kFinalLooks) continue;
-    if (rest(patience) != Rest::waited) break;
+    if (only_graphs_left() || rest(patience) != Rest::waited) break;
   }
   retire_idle();
   promote();
@@ -411,6 +411,14 @@ void Core::let_go(double timeout) {
   }
   for (Heap* relay : relays) drop_own_stream(relay);
   if (reserved_.load(std::memory_order_acquire) == 0) close_driver_pool();
+}
+
+// All that is pending waits for graphs that live on, however long.
+bool Core::only_graphs_left() {
+  bool only = true;
+  streams_.for_each(
+      [&](Heap& heap) { only = only && (heap.stream.captured.load(std::memory_order_acquire) || heap.stream.idle()); });
+  return only && (debugger_ == nullptr || debugger_->totals().quarantined_blocks == 0);
 }
 
 // A private stream of the pool ends. What it still has to do, it does.

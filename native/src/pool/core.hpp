@@ -357,6 +357,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure);
   bool poll_stream(Heap& heap, bool fence_legacy);
   void recover_dropped();
+  bool call_back(Bytes size);
   void poll_all(bool fence_legacy);
   bool recover();
   void sweep_streams();
@@ -525,6 +526,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void dissect(driver::Status status);
 
   void let_go(double timeout);
+  bool only_graphs_left();
   bool settled();
   static void bury(Core* core);
   static void reap();

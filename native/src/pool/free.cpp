@@ -164,6 +164,7 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, Heap* als
   Held held = take_held(record);
   if (also != nullptr) held.recorded.push_back(&also->stream);
   MarkSet marks = make_marks(record, held, by, ticket);
+  if (also != nullptr) any_dropped_.store(true, std::memory_order_release);
   if (debugger_ == nullptr) {
     settle(&record, marks);
     let_go_of(held);  // last: until its memory is filed, its heaps must not become another stream's
@@ -187,7 +188,6 @@ void Core::finish_free(BlockRecord& record, Address address, Heap& by, Heap* als
 // Of a block that is freed without naming a stream: a graph's may have been used last outside of the graph, on any.
 Heap* Core::any_stream_for(const Heap& home) {
   if (!home.stream.captured.load(std::memory_order_acquire)) return nullptr;
-  any_dropped_.store(true, std::memory_order_release);
   return streams_.any_stream();
 }
 

@@ -98,9 +98,9 @@ struct alignas(128) Heap {
   std::atomic<order::Ticket> named_ticket{0};
   std::atomic<bool> known{false};  // in the stream table; else spare
   bool own = false;                // a relay stream of the pool itself
-  // Of what a stream captures (`stream.captured`): its graph, and the stream's handle while it captures.
+  // Of what a stream captures (`stream.captured`): its graph, and the stream's key while it captures.
   std::shared_ptr<const GraphLife> graph;
-  driver::StreamHandle captured_on = 0;
+  std::uint64_t captured_on = 0;
   Heap* made_before = nullptr;  // every heap of the table that was ever made, newest first
 
   // Whether it is that of this stream, which is not lasting. Stays so while its lock is held, or it is in use.

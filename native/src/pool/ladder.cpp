@@ -364,6 +364,16 @@ Core::Waited Core::wait_for_pending(Named& t, const Need& need, double deadline,
 // none is due until something was allocated.
 bool Core::collection_is_due() const { return bank_->totals().allocations != fruitless_at_.load(); }
 
+// The program's function for short memory. One that runs short itself is not called again inside.
+bool Core::call_back(Bytes size) {
+  thread_local bool inside = false;
+  if (!hooks_.out_of_memory || inside) return false;
+  inside = true;
+  const bool again = hooks_.out_of_memory(size);
+  inside = false;
+  return again;
+}
+
 Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found* found, Failure* failure) {
   const auto done = [&] {
     count_path(found->path);
@@ -406,7 +416,7 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     if (options_.wait && take_waited(t, need, found)) return done();
 
     // Never in a capture: a wait there waits for work that may come after it.
-    const bool may_wait = !streams_.capture_known();
+    const bool may_wait = !t.stream().captured.load(std::memory_order_relaxed) && !streams_.capture_known();
     if (may_wait && pending_bytes() != 0) {
       switch (wait_for_pending(t, need, deadline, false, found)) {
         case Waited::found: return done();
@@ -450,7 +460,7 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
       if (frees_before == bank_->totals().frees) fruitless_at_.store(bank_->totals().allocations);
       continue;
     }
-    if (attempt <= options_.oom_retries && hooks_.out_of_memory && hooks_.out_of_memory(request.size)) {
+    if (attempt <= options_.oom_retries && call_back(request.size)) {
       drain();
       if (find_again(t, need, Path::called_back, found)) return done();
       continue;
@@ -501,7 +511,7 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const A
   if (now.cached >= need && now.cached != 0)
     r.reason = OomReason::fragmentation;
   else if (now.pending + now.quarantined != 0 && now.cached + now.pending + now.quarantined >= need)
-    r.reason = streams_.capture_known() ? OomReason::capture : OomReason::pending;
+    r.reason = (stream & kCapturedId) != 0 || streams_.capture_known() ? OomReason::capture : OomReason::pending;
   failures_[static_cast<std::size_t>(r.reason)].fetch_add(1, std::memory_order_relaxed);
   tell(observe::EventKind::alloc_failed, request.size, now.reserved, oom_reason_word(r.reason));
   r.sample_bytes = sampler_.mean();

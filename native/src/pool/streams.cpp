@@ -7,7 +7,10 @@ namespace streampool::pool {
 using driver::Code;
 using driver::StreamHandle;
 
-StreamTable::StreamTable(driver::Driver& driver, std::atomic<std::uint64_t>& epoch) : driver_(driver), epoch_(epoch) {}
+StreamTable::StreamTable(driver::Driver& driver, std::atomic<std::uint64_t>& epoch)
+    : driver_(driver), captures_(driver.captures()), epoch_(epoch) {
+  captures_.listen(this, [this] { change_epoch(); });
+}
 
 std::uint64_t new_epoch() {
   static std::atomic<std::uint64_t> next{2};
@@ -84,56 +87,17 @@ Errc StreamTable::refuse(StreamHandle handle, const driver::Status& status, Fail
   return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
 }
 
-bool StreamTable::capture_known() const {
-  if (captures_.load(std::memory_order_acquire) != 0) return true;
-  const double until = seen_until_.load(std::memory_order_acquire);
-  return until != 0 && driver_.now() < until;
-}
-
-void StreamTable::note_capture(StreamHandle handle, std::uint64_t capture) {
-  constexpr double kSeenFor = 1.0;
-  const double now = driver_.now();
-  std::lock_guard lock(mutex_);
-  const auto same = [&](const Seen& seen) { return seen.handle == handle && seen.until > now; };
-  const bool known = std::any_of(seen_.begin(), seen_.end(), same);
-  forget_seen([&](const Seen& seen) { return seen.handle == handle || seen.until <= now; });
-  seen_.push_back({handle, capture, now + kSeenFor});
-  seen_until_.store(now + kSeenFor, std::memory_order_release);  // the latest
-  if (!known) change_epoch();
-}
-
-void StreamTable::note_no_capture(StreamHandle handle) {
-  if (seen_until_.load(std::memory_order_acquire) == 0) return;
-  const double now = driver_.now();
-  std::lock_guard lock(mutex_);
-  forget_seen([&](const Seen& seen) { return seen.handle == handle || seen.until <= now; });
-}
-
-// Under the mutex.
-void StreamTable::forget_seen(const std::function<bool(const Seen&)>& over) {
-  std::erase_if(seen_, over);
-  double until = 0;
-  for (const Seen& seen : seen_) until = std::max(until, seen.until);
-  seen_until_.store(until, std::memory_order_release);
-}
-
-void StreamTable::begin_capture() {
-  // Whoever fences without a stream's owner has either finished, or will see the capture.
-  std::unique_lock gate(gate_);
-  captures_.fetch_add(1, std::memory_order_acq_rel);
-  change_epoch();
-}
-
 bool StreamTable::end_capture(StreamHandle handle) {
-  std::uint32_t open = captures_.load(std::memory_order_relaxed);
-  do {
-    if (open == 0) return false;
-  } while (!captures_.compare_exchange_weak(open, open - 1, std::memory_order_acq_rel));
-  if (handle == 0) return true;
-  std::lock_guard lock(mutex_);
-  const auto own = std::find_if(seen_.begin(), seen_.end(), [&](const Seen& seen) { return seen.handle == handle; });
-  if (own == seen_.end()) return true;
-  forget_seen([capture = own->capture](const Seen& seen) { return seen.capture == capture; });
+  if (!captures_.end(handle == 0 ? 0 : driver::capture_key(handle))) return false;
+  // Streams that joined it. Those that are lasting may be asked.
+  for (const std::uint64_t key : captures_.seen_keys()) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!lasting_.contains(key)) continue;
+    }
+    driver::CaptureState capture;
+    if (driver_.stream_is_capturing(key, &capture).ok() && !capture.capturing) captures_.saw_none(key, driver_.now());
+  }
   return true;
 }
 
@@ -152,7 +116,7 @@ Errc StreamTable::name(StreamHandle handle, Named* out, Failure* failure) {
 }
 
 bool StreamTable::is_still(StreamHandle handle, std::uint64_t id) {
-  if (seen_until_.load(std::memory_order_acquire) != 0) return false;
+  if (captures_.any_seen()) return false;
   driver::CaptureState capture;
   std::uint64_t now = 0;
   return driver_.stream_identity(handle, &capture, &now).ok() && !capture.capturing && now == id;
@@ -168,7 +132,7 @@ Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failu
   const bool other_captures = driver::is_legacy(handle) && status.code == Code::capturing;
   if (!status.ok() && !other_captures) return refuse(handle, status, failure);
   if (capture.capturing) {
-    note_capture(handle, capture.id);
+    captures_.saw(driver::capture_key(handle), capture.id, driver_.now());
     if (!promised)
       return failure->set(Errc::capture, "stream " + hex(handle) +
                                              " is capturing a graph: register it before the capture begins, or after "
@@ -190,7 +154,7 @@ Errc StreamTable::identify(StreamHandle handle, bool promised, Named* out, Failu
   std::uint64_t id = 0;
   status = driver_.stream_id(handle, &id);
   if (!status.ok()) return refuse(handle, status, failure);
-  note_no_capture(handle);
+  captures_.saw_none(driver::capture_key(handle), driver_.now());
   if (driver::is_legacy(handle)) {
     // The legacy default stream lives as long as its context: lasting without anybody's promise.
     Heap* heap = find_or_make(id, false);
@@ -224,8 +188,9 @@ Errc StreamTable::name_captured(StreamHandle handle, std::uint64_t capture, Name
     return failure->set(Errc::capture, "the capture of stream " + hex(handle) +
                                            " was invalidated by another call: end it, and capture again");
   std::shared_ptr<const GraphLife> life;
+  const std::uint64_t key = driver::capture_key(handle);
   const auto found = [&] {
-    const auto it = captured_.find({capture, handle});
+    const auto it = captured_.find({capture, key});
     if (it == captured_.end()) return false;
     it->second->users.fetch_add(1, std::memory_order_acquire);
     *out = Named(it->second, handle, true);
@@ -266,10 +231,10 @@ Errc StreamTable::name_captured(StreamHandle handle, std::uint64_t capture, Name
   entry->stream.id = kCapturedId | capture;
   entry->stream.captured = true;
   entry->graph = std::move(life);
-  entry->captured_on = handle;
+  entry->captured_on = key;
   entry->users.fetch_add(1, std::memory_order_acquire);
   entry->known = true;
-  captured_[{capture, handle}] = entry;
+  captured_[{capture, key}] = entry;
   *out = Named(entry, handle, true);
   return Errc::ok;
 }
@@ -282,7 +247,7 @@ Errc StreamTable::register_stream(StreamHandle handle, Named* out, Failure* fail
   // Asked afresh: the handle may have been registered for a stream that is gone, without forget_stream.
   const Errc errc = identify(handle, false, out, failure);
   if (errc != Errc::ok) return errc;
-  std::unique_lock gate(gate_);
+  std::unique_lock gate(capture_gate());
   std::lock_guard lock(mutex_);
   const auto it = lasting_.find(handle);
   if (it != lasting_.end() && it->second != out->heap()) {
@@ -299,7 +264,7 @@ Errc StreamTable::register_stream(StreamHandle handle, Named* out, Failure* fail
 Errc StreamTable::forget_stream(StreamHandle handle, Failure* failure) {
   handle = canonical(handle);
   // Whoever fences the stream without its owner has finished, or will see that it may not.
-  std::unique_lock gate(gate_);
+  std::unique_lock gate(capture_gate());
   std::lock_guard lock(mutex_);
   auto it = lasting_.find(handle);
   if (it == lasting_.end() || driver::is_legacy(handle))
@@ -312,7 +277,7 @@ Errc StreamTable::forget_stream(StreamHandle handle, Failure* failure) {
 }
 
 void StreamTable::forget_all() {
-  std::unique_lock gate(gate_);
+  std::unique_lock gate(capture_gate());
   std::lock_guard lock(mutex_);
   std::erase_if(lasting_, [](const auto& entry) {
     Heap& heap = *entry.second;

@@ -76,6 +76,9 @@ class StreamTable {
  public:
   // `epoch` changes whenever a remembered (handle -> heap) pair may have become wrong, a capture that begins included.
   StreamTable(driver::Driver& driver, std::atomic<std::uint64_t>& epoch);
+  StreamTable(const StreamTable&) = delete;
+  StreamTable& operator=(const StreamTable&) = delete;
+  ~StreamTable() { captures_.leave(this); }
 
   // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then
   // its id. What a capturing stream is named for belongs to its graph: a heap of its own.
@@ -94,16 +97,16 @@ class StreamTable {
 
   // What threads remember of streams is looked up anew. A shut door stays shut.
   void change_epoch();
-  // Counts declared captures; while one is open lasting streams are checked as well.
-  void begin_capture();
+  // A capture is declared to all pools of the context; while one is open lasting streams are checked as well.
+  void begin_capture() { captures_.begin(); }
   // What was seen of the capture that `handle` took part in is over with it (0: not known). False: none was declared.
   bool end_capture(driver::StreamHandle handle);
   // An undeclared capture counts for a second after it was seen, or until its stream is found not capturing: its handle
   // cannot be asked again without its owner.
-  bool capture_known() const;
+  bool capture_known() const { return captures_.known(driver_.now()); }
   // Held shared around every fence that is recorded without the stream's owner in the call, with capture_known() asked
   // inside; held exclusively while a capture is declared.
-  std::shared_mutex& capture_gate() { return gate_; }
+  std::shared_mutex& capture_gate() { return captures_.gate(); }
 
   // Every heap there ever was, without a lock: for who only reads what may be read so.
   template <typename Function>
@@ -121,38 +124,26 @@ class StreamTable {
   std::uint64_t lookups() const { return lookups_.load(std::memory_order_relaxed); }
 
  private:
-  // A stream that was seen capturing, and until when that counts.
-  struct Seen {
-    driver::StreamHandle handle = 0;
-    std::uint64_t capture = 0;
-    double until = 0;
-  };
   Heap* find_or_make(std::uint64_t id, bool count, order::Events* events = nullptr);
   order::Events* events_of(std::shared_ptr<driver::Driver> peer);
   Heap* find(std::uint64_t id, bool count);
   Errc identify(driver::StreamHandle handle, bool promised, Named* out, Failure* failure);
   Errc name_captured(driver::StreamHandle handle, std::uint64_t capture, Named* out, Failure* failure);
   Heap* take_entry(std::uint64_t key);
-  void note_capture(driver::StreamHandle handle, std::uint64_t capture);
-  void note_no_capture(driver::StreamHandle handle);
-  void forget_seen(const std::function<bool(const Seen&)>& over);
   Errc refuse(driver::StreamHandle handle, const driver::Status& status, Failure* failure) const;
 
   driver::Driver& driver_;
+  driver::Captures& captures_;
   std::atomic<std::uint64_t>& epoch_;
   std::mutex mutex_;  // guards the maps; never held over a driver call
   std::unordered_map<std::uint64_t, Heap*> by_id_;
   std::unordered_map<driver::StreamHandle, Heap*> lasting_;
-  std::map<std::pair<std::uint64_t, driver::StreamHandle>, Heap*> captured_;  // by capture and stream
-  std::uint64_t captured_heaps_ = 0;                                          // ever made: their keys in by_id_
-  std::vector<std::unique_ptr<DriverEvents>> peers_;  // one for each peer whose streams were recorded
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Heap*> captured_;  // by capture and stream (capture_key)
+  std::uint64_t captured_heaps_ = 0;                                   // ever made: their keys in by_id_
+  std::vector<std::unique_ptr<DriverEvents>> peers_;                   // one for each peer whose streams were recorded
   std::deque<Heap> store_;
   std::atomic<Heap*> made_{nullptr};  // the newest of them
   std::vector<Heap*> spare_;
-  std::shared_mutex gate_;
-  std::atomic<std::uint32_t> captures_{0};
-  std::vector<Seen> seen_;
-  std::atomic<double> seen_until_{0};
   std::atomic<std::uint64_t> lookups_{0};
   std::atomic<std::size_t> known_{0};
 };
