@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from attach_scene import python
 
@@ -78,9 +80,10 @@ def test_what_cannot_be_installed_is_an_error_that_says_why(call: str, says: str
 
 
 def test_a_library_that_is_not_there_is_an_error_and_not_a_traceback_of_imports() -> None:
-    ended = python(SIM + "sp.install('cupy')", lookalikes=False)
-    if "ModuleNotFoundError" not in ended.err:
+    if importlib.util.find_spec("cupy") is not None:
         pytest.skip("the real CuPy is installed here")
+    ended = python(SIM + "sp.install('cupy')", lookalikes=False)
+    assert ended.code == 1
     assert "CuPy cannot be imported" in ended.err.splitlines()[-1]
 
 
@@ -145,6 +148,76 @@ print([(q.kind, q.stats().live_blocks) for q in sp.installed()[0].pools])
 """
     )
     assert lines == ["malloc 300 True", "free 300", "[('device', 1), ('pinned', 1)]"]
+
+
+LOCKED = """
+import threading
+held, done = threading.Event(), threading.Event()
+def hold(lock):
+    with lock:
+        held.set()
+        done.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lock", "call"),
+    [
+        ("adapter._pools._lock", "adapter._pools.on(0)"),
+        ("adapter._lock", "adapter.memory(0)"),
+    ],
+)
+def test_a_fork_while_a_pool_is_made_does_not_hang_the_child(lock: str, call: str) -> None:
+    lines = out(
+        LOCKED
+        + f"""
+import os, signal
+import streampool as sp
+sp.sim.configure(memory="1GiB")
+sp.device.override_default("sim")
+import numba.cuda
+adapter = sp.install("numba").adapter
+threading.Thread(target=hold, args=({lock},), daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        {call}
+    except sp.StreamPoolError:
+        pass
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+done.set()
+"""
+    )
+    assert lines == ["0"]
+
+
+def test_a_signals_handler_that_allocates_while_a_pool_is_made_gets_memory_from_the_same_pool() -> None:
+    lines = out(
+        """
+import faulthandler, signal
+faulthandler.dump_traceback_later(20, exit=True)
+import streampool as sp
+sp.sim.configure(memory="1GiB")
+sp.device.override_default("sim")
+import cupy
+sp.install("cupy")
+from streampool.attach import _pools
+made, kept = _pools.Pool, []
+def interrupted(*given, **options):
+    _pools.Pool = made
+    signal.raise_signal(signal.SIGUSR1)
+    return made(*given, **options)
+_pools.Pool = interrupted
+signal.signal(signal.SIGUSR1, lambda *_: kept.append(cupy.empty(100)))
+kept.append(cupy.empty(10))
+(pool,) = sp.installed()[0].pools
+print(pool.stats().live_blocks)
+"""
+    )
+    assert lines == ["2"]
 
 
 # -- RMM --------------------------------------------------------------------------------------------------------------
@@ -224,6 +297,41 @@ a.free()
     assert lines == ["numba 1234", "True", "0"]
 
 
+def test_numba_is_refused_where_the_driver_could_order_none_of_its_frees() -> None:
+    """cuCtxRecordEvent came with CUDA 12.5."""
+    for given in ("", ", pool=sp.Pool('sim:0')"):
+        ended = python(
+            f"""
+            import streampool as sp
+            sp.sim.configure(memory="1GiB", context_events=False)
+            sp.device.override_default("sim")
+            sp.install("numba"{given})
+            """
+        )
+        assert ended.code == 1
+        assert "AttachError: Numba's interface names no stream" in ended.err
+        assert "CUDA 12.5 or newer" in ended.err
+
+
+def test_a_free_of_numbas_that_the_driver_refuses_is_done_later() -> None:
+    lines = out(
+        """
+import streampool as sp
+sp.sim.configure(memory="1GiB")
+pool = sp.Pool("sim:0")
+import numba.cuda as cuda
+sp.install("numba", pool=pool)
+a = cuda.device_array(5000)
+sp.sim.Device(0).fail_call("context_event_record", code="failed")
+a.free()
+print(pool.stats().live_blocks)
+b = cuda.device_array(5000)
+print(pool.stats().live_blocks)
+"""
+    )
+    assert lines == ["1", "1"]
+
+
 # -- PyTorch ----------------------------------------------------------------------------------------------------------
 
 TORCH = """
@@ -281,6 +389,49 @@ print(pool.stats().limit == 256 << 20)
 """
     )
     assert lines == ["True", "True"]
+
+
+def test_a_fraction_of_the_device_does_not_lift_the_limit_that_was_asked_for() -> None:
+    lines = out(
+        TORCH
+        + """
+sp.install("torch", segments="vmm", limit="64MiB")
+torch.cuda.set_per_process_memory_fraction(0.5)
+t = torch.empty(10)
+(pool,) = sp.installed()[0].pools
+found = [pool.stats().limit >> 20]
+for fraction in (0.03125, 0.9, 1.0):
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    found.append(pool.stats().limit >> 20)
+print(found)
+"""
+    )
+    assert lines == ["[64, 32, 64, 64]"]
+
+
+def test_two_threads_that_look_at_once_make_pytorchs_pool_known_once() -> None:
+    lines = out(
+        TORCH
+        + """
+import threading
+sp.install("torch")
+t = torch.empty(10)
+from streampool.attach import torch as adapter
+made, calls, others = adapter._ServedPool, [], []
+def slow(*given):
+    calls.append(given)
+    if len(calls) == 1:
+        others.append(threading.Thread(target=torch.cuda.memory_stats))
+        others[0].start()
+        others[0].join(0.5)  # it has made one too, or waits
+    return made(*given)
+adapter._ServedPool = slow
+print(len(sp.installed()[0].pools))
+others[0].join()
+print(len(calls))
+"""
+    )
+    assert lines == ["1", "1"]
 
 
 def test_a_tensor_of_a_stream_that_is_gone_is_freed_without_a_touch_of_the_handle() -> None:

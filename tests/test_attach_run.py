@@ -89,6 +89,51 @@ def test_a_library_that_is_not_named_is_not_watched_and_the_report_says_so_loudl
     assert "NO ALLOCATION WAS OBSERVED" in ended.err
 
 
+@pytest.mark.parametrize("first", ["", "import cupy, torch\n"], ids=["not yet imported", "imported"])
+def test_a_program_that_installs_by_itself_has_its_pools_and_its_options(tmp_path: Path, first: str) -> None:
+    ended = watched(
+        tmp_path,
+        first
+        + """
+import streampool as sp
+mine = sp.Pool("sim:0", name="mine")
+sp.install("cupy", pool=mine)
+sp.install("torch", limit="64MiB")
+import cupy, torch
+a, t = cupy.empty(1000), torch.empty(10)
+pools = {i.library: i.pools for i in sp.installed()}
+print(len(pools), pools["cupy"] == (mine,), mine.stats().live_blocks)
+print([(pool.name, pool.stats().limit >> 20) for pool in pools["torch"]])
+del a
+sp.uninstall("cupy")
+print(cupy.empty(10).data.ptr == 0xDEAD0000)
+""",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == ["2 True 1", "[('torch', 64)]", "True"]
+
+
+def test_a_program_that_installs_without_options_what_run_serves_keeps_its_memory(tmp_path: Path) -> None:
+    ended = watched(
+        tmp_path,
+        CUPY + "import streampool as sp\nprint(sp.install('cupy').pools[0].stats().live_blocks)\n"
+        "try:\n    sp.install('cupy')\nexcept sp.AttachError as error:\n    print(error)\n",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == ["1", "CuPy is served already; uninstall('cupy') first"]
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_a_program_that_installs_with_options_too_late_is_told_so(tmp_path: Path, library: str) -> None:
+    ended = watched(
+        tmp_path,
+        f"import {library}, streampool as sp\na = {library}.empty(1000)\nsp.install('{library}', limit='1MiB')\n",
+    )
+    assert ended.code == 1
+    assert "has memory from `streampool run` already" in ended.err
+    assert ended.library(library)["served"]
+
+
 def test_wrong_names_of_libraries_are_wrong_use(tmp_path: Path) -> None:
     for libraries, says in {
         "cupi": "did you mean 'cupy'",
@@ -185,6 +230,35 @@ def test_a_child_that_leaves_no_report_is_named_as_not_checked(tmp_path: Path) -
     (gap,) = [gap for gap in ended.report["coverage"]["not_checked"] if gap["what"].startswith("process ")]
     assert "os._exit" in gap["what"]
     assert "left no report" in gap["why"]
+
+
+def test_a_child_that_outlives_its_parent_ends_quietly_and_tells_the_core(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(
+        """
+import json, os, time
+from pathlib import Path
+from streampool import session
+session.exiting = lambda exiting=session.exiting: (exiting(), print("told"))
+Path("begun").touch()
+while Path(json.loads(os.environ["STREAMPOOL_WATCHED_BY"])["folder"]).exists():
+    time.sleep(0.01)
+"""
+    )
+    # It inherits the output: what reads that waits for it.
+    ended = watched(
+        tmp_path,
+        CUPY
+        + f"""
+import subprocess, time
+from pathlib import Path
+subprocess.Popen([{sys.executable!r}, "child.py"])
+while not Path("begun").exists():
+    time.sleep(0.01)
+""",
+    )
+    assert ended.code == 0, ended.err
+    assert "Traceback" not in ended.err
+    assert set(ended.out.splitlines()) == {"told"}
 
 
 def test_a_childs_own_sitecustomize_still_runs_and_its_path_is_as_without_us(tmp_path: Path) -> None:

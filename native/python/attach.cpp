@@ -55,7 +55,8 @@ void bind_attach(nb::module_& m) {
         // PyTorch's calls are no place for an exception of a signal's handler, and nobody sets a callback there.
         settings.hooks.interrupted = nullptr;
         settings.hooks.out_of_memory = nullptr;
-        torch::configure(std::move(settings));
+        // Whoever makes a pool holds the lock for long.
+        unlocked([&] { torch::configure(std::move(settings)); });
       },
       parameter<kFamily>(), parameter<kName>(), parameter<kOptions>(),
       "How PyTorch's pools are made from here on, on devices 'FAMILY:N'.");
@@ -80,7 +81,7 @@ void bind_attach(nb::module_& m) {
       },
       parameter<kDevice>(), parameter<kHandle>(), "One of PyTorch's own streams, which live as long as the process.");
   m.def("torch_problems", [] {
-    const torch::Problems problems = torch::problems();
+    const torch::Problems problems = unlocked([] { return torch::problems(); });
     return nb::make_tuple(problems.count, problems.first);
   });
   m.def("torch_functions", [] {

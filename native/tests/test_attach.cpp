@@ -1,6 +1,9 @@
 // Memory for other libraries: without the order of a stream, and PyTorch's entry points.
+#include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -87,13 +90,70 @@ STREAMPOOL_TEST("a free without a stream in a capture is done after it, and the 
   CHECK_EQ(scene.core->stats().live_blocks, 0u);
 }
 
+STREAMPOOL_TEST("a free that the driver refuses to order is done by a later call") {
+  Scene scene;
+  const auto memory = scene.unordered();
+  const Address first = scene.take(*memory, 5000), second = scene.take(*memory, 7000);
+  scene.device->fail_call(driver::Call::context_event_record, 1, 3, driver::Code::failed);
+  scene.give(*memory, first);
+  CHECK_EQ(scene.core->stats().live_blocks, 2u);
+  scene.give(*memory, second);  // the first is tried again
+  CHECK_EQ(scene.core->stats().live_blocks, 2u);
+  const Address third = scene.take(*memory, 9000);
+  CHECK_EQ(scene.core->stats().live_blocks, 1u);
+  scene.give(*memory, third);
+  CHECK_EQ(scene.core->stats().live_blocks, 0u);
+  pool::Failure failure;
+  CHECK(memory->free(third, 0, &failure) == pool::Errc::double_free);  // an error of the caller's is told at once
+  scene.audit();
+}
+
+STREAMPOOL_TEST("a driver without events of a whole context is refused, for no free could be ordered") {
+  driver::sim::Config config = testing::seeded();
+  config.context_events = false;
+  const Scene scene(testing::steady(), config);
+  pool::Failure failure;
+  CHECK(Unordered::create(scene.core, &failure) == nullptr);
+  CHECK(failure.text.find("CUDA 12.5") != std::string::npos);
+}
+
+// A device that PyTorch's entry points serve from a scene's pool, and no longer.
+struct TorchDevice {
+  explicit TorchDevice(const Scene& scene) { CHECK(attach::torch::give_pool(kDevice, scene.core)); }
+  ~TorchDevice() { attach::torch::take_back(kDevice); }
+  TorchDevice(const TorchDevice&) = delete;
+  TorchDevice& operator=(const TorchDevice&) = delete;
+  static constexpr int kDevice = 7;
+};
+
+STREAMPOOL_TEST("the end of PyTorch's capture waits for those who ask whether a stream takes part") {
+  const Scene scene;
+  const TorchDevice served(scene);
+  constexpr std::pair<std::uint64_t, std::uint64_t> kPool{0, 2};
+  std::atomic<bool> inside{false}, over{false}, over_while_inside{false};
+  sp_torch_begin_allocate_to_pool(TorchDevice::kDevice, kPool, [&](void*) {
+    inside = true;
+    for (int i = 0; i < 50 && !over; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    over_while_inside = over.load();
+    return false;
+  });
+  void* const stream = reinterpret_cast<void*>(scene.stream());
+  std::thread other([&] { sp_torch_free(sp_torch_alloc(1000, TorchDevice::kDevice, stream), 1000, 7, stream); });
+  while (!inside) std::this_thread::yield();
+  sp_torch_end_allocate_to_pool(TorchDevice::kDevice, kPool);  // what the filter refers to goes
+  over = true;
+  other.join();
+  CHECK(!over_while_inside);
+}
+
 // pytorch/pytorch#159594, NVIDIA/cuopt#1748 (case 47): growth during a capture invalidated it.
 STREAMPOOL_TEST("PyTorch's entry points serve a capture by growth too, and throw what has the whole account") {
   const Scene scene(testing::limited(64 * kMiB));
   namespace torch = attach::torch;
-  constexpr int kDevice = 7;  // of no other test
+  constexpr int kDevice = TorchDevice::kDevice;
   constexpr std::pair<std::uint64_t, std::uint64_t> kPool{0, 1};
-  CHECK(torch::give_pool(kDevice, scene.core));
+  const TorchDevice served(scene);
+  const std::uint64_t problems = torch::problems().count;  // the process's
   CHECK(!torch::give_pool(kDevice, scene.core));
   const StreamHandle s = scene.stream(), t = scene.stream();
   void* const stream = reinterpret_cast<void*>(s);
@@ -125,7 +185,7 @@ STREAMPOOL_TEST("PyTorch's entry points serve a capture by growth too, and throw
   sp_torch_free(first, 1000, kDevice, stream);
   CHECK(sp_torch_alloc(1000, kDevice, stream) != first);
   sp_torch_free(other, 700, kDevice, reinterpret_cast<void*>(t));
-  CHECK_EQ(torch::problems().count, 0u);
+  CHECK_EQ(torch::problems().count, problems);
 
   std::string text;
   try {
@@ -140,8 +200,8 @@ STREAMPOOL_TEST("PyTorch's entry points serve a capture by growth too, and throw
   CHECK(base <= block && static_cast<char*>(block) < static_cast<char*>(base) + size);
   sp_torch_free(block, 3000, kDevice, stream);
   sp_torch_free(block, 3000, kDevice, stream);  // cannot be told to anybody
-  CHECK_EQ(torch::problems().count, 1u);
-  CHECK(torch::problems().first.find("free") != std::string::npos);
+  CHECK_EQ(torch::problems().count, problems + 1);
+  CHECK(!torch::problems().first.empty());
   graph.reset();
   scene.audit();
 }

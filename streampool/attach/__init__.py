@@ -16,9 +16,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from streampool import session
 from streampool.attach._pools import Pools
@@ -51,6 +52,14 @@ class Adapter(Protocol):
         """Say how much of the library's memory came from here."""
 
 
+@runtime_checkable
+class Lasting(Adapter, Protocol):
+    """What serves a library that keeps its allocator."""
+
+    def serve_from(self, pools: Pools) -> None:
+        """Go on with other pools. Raises ``AttachError`` where there is memory of the present ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Installed:
     """A library that is served."""
@@ -68,15 +77,19 @@ class _Served:
     version: str
     pools: Pools
     adapter: Adapter
+    unasked: bool = False  # by `streampool run`: the program may still say how
 
 
 _served: dict[str, _Served] = {}
+_asked: set[str] = set()
+"""Libraries that the program itself is installing: what waits for their import leaves them alone."""
 
 
 def install(library: str, pool: Pool | None = None, **options: Any) -> Installed:
     """Serve a library's device memory from here on.
 
-    Imports the library. Call it before the library's first allocation.
+    Imports the library. Call it before the library's first allocation. Where ``streampool run`` serves the library
+    already, it goes on with this pool and these options.
 
     Parameters
     ----------
@@ -96,24 +109,57 @@ def install(library: str, pool: Pool | None = None, **options: Any) -> Installed
         No such library; an option that there is not.
     """
     row = find(library)
-    if row.name in _served:
+    served = _served.get(row.name)
+    if served is not None and not served.unasked:
         raise AttachError(f"{row.title} is served already; uninstall({row.name!r}) first")
+    as_it_is = pool is None and not options
     pools = Pools(row.name, pool, options)
+    if served is not None:
+        if not as_it_is:
+            return _replace(served, pools)
+        served.unasked = False
+        return _describe(served)
+    _asked.add(row.name)
     try:
         importlib.import_module(row.module)
+        return _take_over(row, pools)
     except ImportError as error:
         raise AttachError(f"{row.title} cannot be imported ({error}): install it first") from error
-    return _take_over(row, pools)
+    finally:
+        _asked.discard(row.name)
 
 
-def _take_over(row: Library, pools: Pools) -> Installed:
+def _replace(served: _Served, pools: Pools) -> Installed:
+    row = served.library
+    session.look()
+    if any(made.stats().live_blocks for made in served.pools.made()):
+        raise AttachError(
+            f"{row.title} has memory from `streampool run` already: call install({row.name!r}, ...) before its first "
+            "allocation, or give the options to `streampool run` (STREAMPOOL_OPTIONS)"
+        )
+    if isinstance(served.adapter, Lasting):
+        served.adapter.serve_from(pools)
+        _served[row.name] = _Served(row, served.version, pools, served.adapter)
+        return _describe(_served[row.name])
+    served.adapter.uninstall()
+    del _served[row.name]
+    try:
+        return _take_over(row, pools)
+    except BaseException:
+        with contextlib.suppress(AttachError):
+            served.adapter.install()
+            _served[row.name] = served
+        raise
+
+
+def _take_over(row: Library, pools: Pools, *, unasked: bool = False) -> Installed:
     version = version_of(row)
     problem = problem_of_version(row, version)
     if problem is not None:
         raise AttachError(problem)
     adapter: Adapter = importlib.import_module(row.adapter).make(pools)
     adapter.install()
-    _served[row.name] = _Served(row, version, pools, adapter)
+    _served[row.name] = _Served(row, version, pools, adapter, unasked)
     return _describe(_served[row.name])
 
 

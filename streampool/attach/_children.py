@@ -111,14 +111,17 @@ def _watch(settings: _Settings, folder: Path, pid: int) -> None:
             return
         from streampool.attach import _coverage
 
-        findings = watching.finish()
-        own = [] if observed is None else observed.finish()
-        session.end()
-        report = _coverage.report(findings, own, leaks=settings.leaks, suppressions=settings.suppressions)
-        # The name says that it is whole.
-        part = folder / f"{pid}.part"
-        part.write_text(report.to_json(), encoding="utf-8", errors="backslashreplace")
-        part.rename(folder / f"{pid}.json")
-        session.exiting()
+        try:
+            findings = watching.finish()
+            own = [] if observed is None else observed.finish()
+            session.end()
+            report = _coverage.report(findings, own, leaks=settings.leaks, suppressions=settings.suppressions)
+            # The name says that it is whole. There is no folder where the parent has ended.
+            part = folder / f"{pid}.part"
+            with contextlib.suppress(OSError):
+                part.write_text(report.to_json(), encoding="utf-8", errors="backslashreplace")
+                part.rename(folder / f"{pid}.json")
+        finally:
+            session.exiting()
 
     atexit.register(end)  # the first to be registered is the last to run

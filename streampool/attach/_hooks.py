@@ -25,10 +25,10 @@ def expect(names: Iterable[str]) -> None:
 
 def _take_over(row: Library) -> None:
     """Serve a library that is imported whole. The program is not to suffer from what goes wrong."""
-    if row.name in attach._served:
+    if row.name in attach._served or row.name in attach._asked:
         return
     try:
-        attach._take_over(row, Pools(row.name, None, {}))
+        attach._take_over(row, Pools(row.name, None, {}), unasked=True)
     except Exception as error:
         refused[row.name] = str(error) or type(error).__name__
         if not _there_is_no_gpu():  # then the library takes no device memory either

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from streampool import config, device
+from streampool import _fork, config, device
 from streampool.pool import Pool
 
 __all__ = ["Pools"]
@@ -27,7 +26,7 @@ class Pools:
         self._options = options
         self.resolved()  # what is wrong is said now
         self.find_objects: Callable[[Mapping[int, int]], dict[int, object]] | None = None  # where they can be found
-        self._lock = threading.Lock()
+        self._lock = _fork.lock()
         self._made: dict[tuple[int, str], Pool] = {}
         if pool is not None:
             self._take(pool, pool.driver.ordinal, "device")
@@ -48,7 +47,11 @@ class Pools:
             found = self._made.get((ordinal, kind))
             if found is None:
                 made = Pool(f"{self.family}:{ordinal}", kind=kind, mode=self._mode, name=self.library, **self._options)
-                found = self._take(made, ordinal, kind)
+                found = self._made.get((ordinal, kind))
+                if found is not None:  # a signal's handler, on this thread, needed one meanwhile
+                    made.close()
+                else:
+                    found = self._take(made, ordinal, kind)
         return found
 
     def add(self, pool: Pool) -> None:

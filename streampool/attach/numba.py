@@ -8,12 +8,12 @@ queued touches its memory any more, and a free waits for everything that is queu
 
 from __future__ import annotations
 
+import ctypes
 import sys
-import threading
 import weakref
 from typing import Any
 
-from streampool import _core
+from streampool import _core, _fork
 from streampool.attach._coverage import Usage
 from streampool.attach._pools import Pools
 
@@ -47,7 +47,7 @@ class NumbaAdapter:
     def __init__(self, pools: Pools) -> None:
         self.notes = ["pinned, mapped and managed memory stay Numba's own"]
         self._pools = pools
-        self._lock = threading.Lock()
+        self._lock = _fork.lock()
         self._memory: dict[int, Any] = {}
         self.manager = _manager_class(self)
 
@@ -66,6 +66,11 @@ class NumbaAdapter:
                 "Numba has made a CUDA context already, which keeps its own memory manager: install before its first "
                 "use, or call numba.cuda.close() first"
             )
+        if not _frees_can_be_ordered(self._pools):
+            raise AttachError(
+                "Numba's interface names no stream, so its frees wait for all that is queued on the device, and this "
+                "driver cannot tell when that is done (cuCtxRecordEvent): use a driver of CUDA 12.5 or newer"
+            )
         cuda.set_memory_manager(self.manager)
 
     def uninstall(self) -> None:
@@ -77,7 +82,8 @@ class NumbaAdapter:
         """Give the memory of a device without the order of a stream."""
         with self._lock:
             if ordinal not in self._memory:
-                self._memory[ordinal] = _core.UnorderedMemory(self._pools.on(ordinal))
+                made = _core.UnorderedMemory(self._pools.on(ordinal))
+                self._memory.setdefault(ordinal, made)  # a signal's handler may have been here meanwhile
             return self._memory[ordinal]
 
     def info(self, ordinal: int) -> tuple[int, int]:
@@ -98,6 +104,18 @@ class NumbaAdapter:
     def usage(self) -> Usage:
         """Count the pools; Numba does not count what it takes beside them."""
         return Usage(self._pools.peak())
+
+
+def _frees_can_be_ordered(pools: Pools) -> bool:
+    """Ask without making a context: no device is used yet."""
+    if pools.given is not None:
+        return bool(pools.given.driver.capabilities()["context_events"])
+    if pools.family == "sim":
+        return bool(_core.open_device("sim:0").capabilities()["context_events"])
+    try:
+        return hasattr(ctypes.CDLL("libcuda.so.1"), "cuCtxRecordEvent")
+    except OSError:  # no driver: the first use says so
+        return True
 
 
 def _manager_class(adapter: NumbaAdapter) -> Any:

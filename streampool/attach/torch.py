@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from streampool import _core, session
+from streampool import _core, _fork, session
 from streampool._paths import library_path
 from streampool.attach._coverage import Usage
 from streampool.attach._owners import objects_at
@@ -63,11 +63,11 @@ class TorchAdapter:
         self.notes = list(_NOTES)
         self._pools = pools
         self._torch: Any = sys.modules["torch"]
-        # One piece of driver memory a segment: what IPC handles, NCCL and sanitizers can work with.
-        self._options = pools.resolved(segments="malloc")
-        pools.find_objects = self._tensors
+        self._options = self._options_of(pools)
         self._accumulated: dict[int, dict[str, int]] = {}
         self._warned: set[str] = set()
+        self._adopting = _fork.lock()
+        self._adopted: set[int] = set()  # devices whose pool is known, or being made known
         self._kept: list[Any] = []  # PyTorch holds the functions for the rest of the process
 
     def install(self) -> None:
@@ -84,10 +84,7 @@ class TorchAdapter:
                 "PyTorch has used CUDA already and keeps its allocator: install before its first CUDA call, or run the "
                 "program under `streampool run`"
             )
-        _core.torch_configure(self._pools.family, self._pools.library, self._options)
-        given = self._pools.given
-        if given is not None and not _core.torch_give_pool(given.driver.ordinal, given):
-            raise AttachError(f"PyTorch has memory from another pool on {given.driver.name} already")
+        self._configure()
         memory = torch.cuda.memory
         allocator = memory.CUDAPluggableAllocator(str(library_path()), "sp_torch_alloc", "sp_torch_free")
         functions = _core.torch_functions()
@@ -112,6 +109,19 @@ class TorchAdapter:
         session.before_each_look.append(self._adopt)
         session.register_exit()
 
+    def serve_from(self, pools: Pools) -> None:
+        """Go on with other pools: PyTorch keeps the allocator, which has made none yet."""
+        from streampool.attach import AttachError
+
+        if _core.torch_served():
+            raise AttachError(
+                "PyTorch has a pool already, from its first allocation, and keeps it: call install('torch', ...) "
+                "before that, or give the options to `streampool run` (STREAMPOOL_OPTIONS)"
+            )
+        self._options = self._options_of(pools)
+        self._pools = pools
+        self._configure()
+
     def uninstall(self) -> None:
         """Refuse: PyTorch changes its allocator once."""
         from streampool.attach import AttachError
@@ -127,12 +137,32 @@ class TorchAdapter:
 
     # -- pools and streams
 
+    def _options_of(self, pools: Pools) -> dict[str, str]:
+        pools.find_objects = self._tensors
+        # One piece of driver memory a segment: what IPC handles, NCCL and sanitizers can work with.
+        return pools.resolved(segments="malloc")
+
+    def _configure(self) -> None:
+        from streampool.attach import AttachError
+
+        _core.torch_configure(self._pools.family, self._pools.library, self._options)
+        given = self._pools.given
+        if given is not None and not _core.torch_give_pool(given.driver.ordinal, given):
+            raise AttachError(f"PyTorch has memory from another pool on {given.driver.name} already")
+
     def _adopt(self) -> None:
         """Make the pools that PyTorch's allocations made known to reports."""
-        known = {pool.driver.ordinal for pool in self._pools.made()}
-        for ordinal in _core.torch_served():
-            if ordinal not in known:
-                self._pools.add(_ServedPool(ordinal, self._options))
+        with self._adopting:
+            known = {pool.driver.ordinal for pool in self._pools.made()}
+            for ordinal in _core.torch_served():
+                if ordinal in known or ordinal in self._adopted:
+                    continue
+                self._adopted.add(ordinal)  # first: a signal's handler may come here on this thread
+                try:
+                    self._pools.add(_ServedPool(ordinal, self._options))
+                except BaseException:
+                    self._adopted.discard(ordinal)
+                    raise
 
     def _tensors(self, serials: Mapping[int, int]) -> dict[int, object]:
         def address_of(tensor: Any) -> int:

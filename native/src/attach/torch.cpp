@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -60,49 +61,78 @@ class Captures {
   bool any() const { return count_.load(std::memory_order_acquire) != 0; }
   void begin(PoolId id, std::function<bool(void*)> filter) {
     const std::lock_guard lock(mutex_);
-    open_.push_back({id, std::make_shared<const Filter>(std::move(filter)), 0});
+    open_.push_back(std::make_shared<Open>(Open{id, std::move(filter)}));
     count_.store(open_.size(), std::memory_order_release);
   }
   // A stream of each capture is noted when it first allocates: PyTorch's end does not name one. The filter asks the
   // runtime, so it is called without the lock.
   void note(StreamHandle stream) {
-    std::vector<Open> unknown;
+    std::vector<std::shared_ptr<Open>> unknown;
     {
       const std::lock_guard lock(mutex_);
-      for (const Open& one : open_)
-        if (one.stream == 0) unknown.push_back(one);
+      for (const auto& one : open_)
+        if (one->stream == 0) unknown.push_back(one);
     }
-    for (const Open& one : unknown) {
-      if (!(*one.filter)(reinterpret_cast<void*>(stream))) continue;
-      const std::lock_guard lock(mutex_);
-      for (Open& open : open_)
-        if (open.filter == one.filter) open.stream = stream;
+    for (const auto& one : unknown) {
+      const Asking asking(*this, *one);
+      if (asking.may() && one->filter(reinterpret_cast<void*>(stream))) asking.note(stream);
     }
   }
-  // False: there is none. `stream` is 0 where none is known.
+  // False: there is none. `stream` is 0 where none is known. The filter may refer to what goes after the end: nobody is
+  // in it when this returns, nor will be.
   bool end(PoolId id, StreamHandle* stream) {
-    const std::lock_guard lock(mutex_);
-    const auto last = std::find_if(open_.rbegin(), open_.rend(), [&](const Open& open) { return open.id == id; });
+    std::unique_lock lock(mutex_);
+    const auto last = std::find_if(open_.rbegin(), open_.rend(), [&](const auto& open) { return open->id == id; });
     if (last == open_.rend()) return false;
-    *stream = last->stream;
+    const std::shared_ptr<Open> ended = *last;
     open_.erase(std::next(last).base());
     count_.store(open_.size(), std::memory_order_release);
+    ended->over = true;
+    asked_.wait(lock, [&] { return ended->asking == 0; });
+    *stream = ended->stream;
     return true;
   }
 
  private:
-  using Filter = std::function<bool(void*)>;
   struct Open {
     PoolId id;
-    std::shared_ptr<const Filter> filter;
+    const std::function<bool(void*)> filter;
     StreamHandle stream = 0;
+    int asking = 0;  // calls of the filter in progress
+    bool over = false;
+  };
+  // One call of a filter.
+  class Asking {
+   public:
+    Asking(Captures& captures, Open& open) : captures_(captures), open_(open) {
+      const std::lock_guard lock(captures_.mutex_);
+      may_ = !open_.over;
+      if (may_) ++open_.asking;
+    }
+    ~Asking() {
+      const std::lock_guard lock(captures_.mutex_);
+      if (may_ && --open_.asking == 0) captures_.asked_.notify_all();
+    }
+    Asking(const Asking&) = delete;
+    Asking& operator=(const Asking&) = delete;
+    bool may() const { return may_; }
+    void note(StreamHandle stream) const {
+      const std::lock_guard lock(captures_.mutex_);
+      open_.stream = stream;
+    }
+
+   private:
+    Captures& captures_;
+    Open& open_;
+    bool may_ = false;
   };
   std::mutex mutex_;
-  std::vector<Open> open_;
+  std::condition_variable asked_;
+  std::vector<std::shared_ptr<Open>> open_;
   std::atomic<std::size_t> count_{0};
 };
 
-// What serves one device. Never destroyed: PyTorch's tensors outlive everything.
+// What serves one device. Not destroyed while PyTorch may call: its tensors outlive everything.
 struct Place {
   explicit Place(std::shared_ptr<Core> pool) : core(std::move(pool)) {}
   const std::shared_ptr<Core> core;
@@ -140,7 +170,9 @@ void set_fraction(const State& s, std::size_t device, Core& core) {
   const double part = s.fractions[device];
   if (part <= 0) return;
   const Bytes total = core.driver().capabilities().total_memory;
-  core.set_limit(part >= 1 ? core.options().limit : pool::Amount{0, part}.of(total));
+  const Bytes limit = core.options().limit;  // 0: none
+  const Bytes most = part >= 1 ? limit : std::max<Bytes>(pool::Amount{0, part}.of(total), 1);
+  core.set_limit(limit == 0 ? most : std::min(limit, most));
 }
 
 void register_lasting(Place& place, StreamHandle stream) {
@@ -242,6 +274,14 @@ bool give_pool(int device, std::shared_ptr<Core> core) {
   if (!in_range(device) || place_at(device) != nullptr) return false;
   put_place(s, device, std::move(core));
   return true;
+}
+
+std::shared_ptr<Core> take_back(int device) {
+  if (!in_range(device)) return nullptr;
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  const std::unique_ptr<Place> place(s.places[static_cast<std::size_t>(device)].exchange(nullptr));
+  return place == nullptr ? nullptr : place->core;
 }
 
 std::vector<Served> served() {

@@ -29,6 +29,9 @@ void configure(Settings settings);
 // The pool of one device, before PyTorch allocated there. False: it has one.
 bool give_pool(int device, std::shared_ptr<pool::Core> core);
 
+// The same back: the device has no pool from here on. Only where nobody calls the entry points meanwhile.
+std::shared_ptr<pool::Core> take_back(int device);
+
 struct Served {
   int device = 0;
   std::shared_ptr<pool::Core> core;

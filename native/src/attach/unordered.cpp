@@ -7,7 +7,19 @@ namespace streampool::attach {
 using pool::Errc;
 using pool::Failure;
 
+namespace {
+
+bool is_undone(Errc errc) { return errc == Errc::capture || errc == Errc::driver; }
+
+}  // namespace
+
 std::unique_ptr<Unordered> Unordered::create(std::shared_ptr<pool::Core> core, Failure* failure) {
+  if (!core->driver().capabilities().context_events) {
+    failure->set(Errc::driver,
+                 "memory without the order of a stream: the driver cannot say when all that is queued on the device is "
+                 "done (cuCtxRecordEvent), so no free could be ordered; use a driver of CUDA 12.5 or newer");
+    return nullptr;
+  }
   driver::StreamHandle stream = 0;
   const driver::Status status = core->driver().stream_create(&stream);
   if (!status.ok()) {
@@ -46,7 +58,7 @@ Errc Unordered::free(Address address, debug::StackId stack, Failure* failure) {
   catch_up();
   if (!core_->capture_known()) {
     const Errc errc = free_now(address, stack, failure);
-    if (errc != Errc::capture) return errc;
+    if (!is_undone(errc)) return errc;
     *failure = Failure();
   }
   std::lock_guard lock(mutex_);
@@ -73,13 +85,13 @@ void Unordered::catch_up() {
     later.swap(later_);
     waiting_.store(0, std::memory_order_release);
   }
-  for (const Later& one : later) {
-    Failure failure;
-    if (free_now(one.address, one.stack, &failure) != Errc::capture) continue;
-    std::lock_guard lock(mutex_);
-    later_.push_back(one);
-    waiting_.store(later_.size(), std::memory_order_release);
-  }
+  auto one = later.cbegin();
+  for (Failure failure; one != later.cend(); ++one, failure = Failure())
+    if (is_undone(free_now(one->address, one->stack, &failure))) break;  // nor would the others be done
+  if (one == later.cend()) return;
+  std::lock_guard lock(mutex_);
+  later_.insert(later_.begin(), one, later.cend());
+  waiting_.store(later_.size(), std::memory_order_release);
 }
 
 }  // namespace streampool::attach

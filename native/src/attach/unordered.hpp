@@ -14,20 +14,21 @@ namespace streampool::attach {
 
 class Unordered {
  public:
-  // Null where no private stream can be had.
+  // Null where no private stream can be had, and where the driver has no events of a whole context (CUDA 12.5).
   static std::unique_ptr<Unordered> create(std::shared_ptr<pool::Core> core, pool::Failure* failure);
   ~Unordered();
   Unordered(const Unordered&) = delete;
   Unordered& operator=(const Unordered&) = delete;
 
   pool::Errc allocate(Bytes size, debug::StackId stack, Address* out, pool::Failure* failure);
-  // A free while a capture is known is kept for later, since what it has to ask the driver would end the capture: it is
-  // done by the next call after it.
+  // A free while a capture is known is kept for later, since what it has to ask the driver would end the capture; so is
+  // one that the driver refuses to order. It is done by the next call that can.
   pool::Errc free(Address address, debug::StackId stack, pool::Failure* failure);
   pool::Core& core() { return *core_; }
 
  private:
   Unordered(std::shared_ptr<pool::Core> core, driver::StreamHandle stream) : core_(std::move(core)), stream_(stream) {}
+  // `capture` and `driver`: nothing was done.
   pool::Errc free_now(Address address, debug::StackId stack, pool::Failure* failure);
   void catch_up();
 
