@@ -195,7 +195,11 @@ class Pool(_core.Pool):
         ------
         ValueError
             The pool has another ``on_fault``, which is fixed when a pool is made.
+        TypeError
+            `callback` cannot be called.
         """
+        if callback is not None and not callable(callback):
+            raise TypeError(f"callback must be something to call, or None, not {callback!r}")
         if (what := self.options["on_fault"]) != "callback":
             raise ValueError(f"on_fault={what}: a pool that is to call a function is made with on_fault=function")
         self._fault_callback = callback

@@ -220,6 +220,8 @@ def test_a_fault_in_a_child_counts_and_so_do_spawned_workers(tmp_path: Path) -> 
     )
     assert ended.code == 1, ended.err
     assert [fault["kind"] for fault in ended.report["faults"]] == ["overrun"]
+    assert "resource_tracker" not in ended.err + ended.out
+    assert "Exception ignored" not in ended.err
 
 
 def test_a_child_that_leaves_no_report_is_named_as_not_checked(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ nothing of ours before it is sure that this is such a child.
 import os
 import sys
 
+_HELPER = "multiprocessing.resource_tracker"  # no program of anybody's, and outlives the one that it helps
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _begin() -> None:
     settings = os.environ.get("STREAMPOOL_WATCHED_BY", "")
-    if not settings:
+    if not settings or any(_HELPER in argument for argument in sys.orig_argv[1:]):
         return
     try:
         from streampool.attach import _children
