@@ -255,3 +255,28 @@ def test_a_capture_that_was_not_declared_cannot_be_ended() -> None:
         with pool.capturing(s):
             pass
         pool.allocate(4096, stream=s).close(s)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_an_interrupt_while_a_capture_is_ended_reaches_the_caller_and_the_capture_is_ended(
+    sc: Scene, raised: type[BaseException]
+) -> None:
+    pool, s = sc.pool(), sc.stream()
+
+    class Stream:
+        error: BaseException | None = None
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            if self.error is not None:
+                raise self.error
+            version, handle = s.__cuda_stream__()
+            return version, handle
+
+    stream = Stream()
+    pool.begin_capturing(stream)
+    stream.error = raised()
+    # A stream's own error, as that of a closed one, is none of the caller's.
+    with contextlib.nullcontext() if raised is RuntimeError else pytest.raises(raised):
+        pool.end_capturing(stream)
+    with pytest.raises(sp.CaptureError, match="begin_capturing comes before"):
+        pool.end_capturing(s)
