@@ -174,6 +174,40 @@ def test_an_event_that_a_capture_recorded_is_refused_and_the_capture_stays_valid
     assert still_valid
 
 
+@pytest.mark.parametrize("found", ["by the check", "declared"])
+@pytest.mark.parametrize("call", ["copy_to", "copy_from", "__dlpack__"])
+def test_what_has_the_host_wait_for_a_capturing_stream_is_refused_and_the_capture_stays_valid(
+    sc: Scene, found: str, call: str
+) -> None:
+    """An event that a capture recorded, asked whether it is done, would end the capture (907)."""
+    pool = sc.pool()
+    s = sc.stream(pool, lasting=found == "declared")
+    block = pool.allocate(4 * KIB, stream=s)
+    given = () if call == "__dlpack__" else (bytearray(4 * KIB),)
+    with pool.capturing(s) if found == "declared" else contextlib.nullcontext():
+        s.begin_capture()
+        with pytest.raises(sp.CaptureError, match=rf"{call}: .*capturing.*still valid"):
+            getattr(block, call)(*given)
+        assert s.is_capturing
+        assert s.end_capture()
+    getattr(block, call)(*given)
+    block.close(s)
+    assert pool.audit() == ""
+
+
+def test_the_host_does_not_wait_for_the_legacy_stream_beside_a_blocking_capture(sc: Scene) -> None:
+    pool = sc.pool()
+    legacy = sc.device.default_stream
+    block = pool.allocate(4 * KIB, stream=legacy)
+    blocking = sc.device.create_stream(nonblocking=False)
+    blocking.begin_capture()
+    with pytest.raises(sp.CaptureError, match=r"legacy.*still valid"):
+        block.copy_to(bytearray(4 * KIB))
+    assert blocking.end_capture()
+    block.copy_to(bytearray(4 * KIB))
+    block.close(legacy)
+
+
 @MODES
 def test_memory_marked_before_a_capture_waits_for_its_end_and_is_then_reused(mode: str) -> None:
     with scene() as sc:
@@ -221,3 +255,28 @@ def test_a_capture_that_was_not_declared_cannot_be_ended() -> None:
         with pool.capturing(s):
             pass
         pool.allocate(4096, stream=s).close(s)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_an_interrupt_while_a_capture_is_ended_reaches_the_caller_and_the_capture_is_ended(
+    sc: Scene, raised: type[BaseException]
+) -> None:
+    pool, s = sc.pool(), sc.stream()
+
+    class Stream:
+        error: BaseException | None = None
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            if self.error is not None:
+                raise self.error
+            version, handle = s.__cuda_stream__()
+            return version, handle
+
+    stream = Stream()
+    pool.begin_capturing(stream)
+    stream.error = raised()
+    # A stream's own error, as that of a closed one, is none of the caller's.
+    with contextlib.nullcontext() if raised is RuntimeError else pytest.raises(raised):
+        pool.end_capturing(stream)
+    with pytest.raises(sp.CaptureError, match="begin_capturing comes before"):
+        pool.end_capturing(s)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -188,19 +189,80 @@ def test_case_42_a_deleter_in_a_host_callback_makes_no_driver_call_and_needs_no_
     assert drain(pool, s) == 0
 
 
-def test_the_last_borrower_of_a_pool_that_is_gone_leaves_its_end_to_the_next_export(sc: Scene) -> None:
+def test_the_last_borrower_of_a_pool_that_is_gone_leaves_its_end_to_the_next_slow_path(sc: Scene) -> None:
     """Settling a pool may call the driver, and a deleter must not."""
+    other = sc.pool()
+    before = sc.device.used_memory
     pool = sp.Pool(sc.device)
     s = sc.device.create_stream()
     array = np.from_dlpack(pool.allocate(1000, stream=s))
+    held = sc.device.used_memory
+    assert held > before
     del pool
     gc.collect()
     calls = sum(sc.device.calls().values())
     del array
     assert sum(sc.device.calls().values()) == calls
-    other = sc.pool()
-    np.from_dlpack(other.allocate(10, stream=s))
-    assert sum(sc.device.calls().values()) > calls
+    assert sc.device.used_memory == held
+    other.trim()
+    assert sc.device.used_memory == before
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Let other threads go on until something holds."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_buffer_cannot_be_closed_while_another_threads_export_waits_for_its_stream(sc: Scene) -> None:
+    pool = sc.pool()
+    s = sc.stream(pool)
+    block = pool.allocate(1000, stream=s)
+    work = sc.busy(s, block)
+    arrays: list[Any] = []
+    queries = sc.device.calls().get("event_query", 0)
+    thread = threading.Thread(target=lambda: arrays.append(np.from_dlpack(block)))
+    thread.start()
+    wait_until(lambda: sc.device.calls().get("event_query", 0) > queries + 1)
+    try:
+        with pytest.raises(BufferError, match="other libraries' arrays of it exist"):
+            block.close(s)
+    finally:
+        sc.open(work)
+        thread.join()
+    assert len(arrays) == 1
+    assert drain(pool, s) == 1
+    arrays.clear()
+    block.close(s)
+    assert drain(pool, s) == 0
+
+
+def test_a_buffer_that_an_argument_closes_is_not_lent(sc: Scene) -> None:
+    pool = sc.pool()
+    s = sc.stream(pool)
+    block = pool.allocate(1000, stream=s)
+
+    class Closes:
+        def __index__(self) -> int:
+            block.close(s)
+            return 1
+
+    with pytest.raises(ValueError, match="closed"):
+        block.__dlpack__(stream=-1, max_version=(Closes(), 0))
+    assert drain(pool, s) == 0
+
+
+def test_an_export_that_fails_lends_nothing(sc: Scene) -> None:
+    pool = sc.pool()
+    s = sc.stream(pool)
+    block = pool.allocate(1000, stream=s)
+    sc.device.fail_call("event_record")
+    with pytest.raises(sp.DriverError, match="event_record"):
+        block.__dlpack__()
+    block.close(s)
+    assert drain(pool, s) == 0
 
 
 def test_case_12_a_block_of_a_closed_stream_is_not_lent(sc: Scene) -> None:

@@ -82,6 +82,8 @@ void close_buffer(PyBuffer& self, nb::handle stream) {
   raise(failure);
 }
 
+}  // namespace
+
 void must_be_open(const PyBuffer& self, const char* verb) {
   must_not_be_forked();
   if (self.closed) throw nb::value_error((std::string(verb) + ": the buffer is closed").c_str());
@@ -90,6 +92,8 @@ void must_be_open(const PyBuffer& self, const char* verb) {
     throw nb::value_error(
         (std::string(verb) + ": the block at " + pool::hex(self.block.address) + " was freed by its address").c_str());
 }
+
+namespace {
 
 // A declared use, without the GIL. Where another thread closed the buffer meanwhile the core finds its block free.
 template <typename Call>
@@ -115,7 +119,40 @@ bool host_accessible(const PyBuffer& self) {
   return host_visible(self.core->kind()) || self.core->driver().capabilities().device_memory_on_host;
 }
 
+std::uint64_t capture_of(Core& core, driver::StreamHandle stream, const char* verb) {
+  driver::CaptureState capture;
+  const driver::Status status = core.driver().stream_is_capturing(stream, &capture);
+  std::string problem;
+  if (status.code == driver::Code::capturing)
+    problem =
+        "the legacy default stream cannot be used while a blocking stream captures a graph; the capture is still "
+        "valid";
+  else if (!status.ok())
+    raise_driver_error(std::string(verb) + ": " + driver::describe(status));
+  else if (!capture.capturing)
+    return 0;
+  else if (capture.id != 0)
+    return capture.id;
+  else
+    problem =
+        "the capture of stream " + pool::hex(stream) + " was invalidated by another call: end it, and capture again";
+  Failure failure;
+  failure.set(Errc::capture, std::string(verb) + ": " + problem);
+  raise(failure);
+}
+
+void refuse_capture(driver::StreamHandle stream, const char* verb, const char* why) {
+  Failure failure;
+  failure.set(Errc::capture, std::string(verb) + ": stream " + pool::hex(stream) + " is capturing a graph, " + why +
+                                 "; the capture is still valid");
+  raise(failure);
+}
+
 void wait_for_stream(Core& core, driver::StreamHandle stream, const char* verb) {
+  // To ask an event that a capture recorded whether it is done would end the capture.
+  if (capture_of(core, stream, verb) != 0)
+    refuse_capture(stream, verb,
+                   "and the host cannot wait for what is captured: call this before or after the capture");
   driver::Driver& d = core.driver();
   driver::EventHandle event = 0;
   driver::Status status = d.event_create(&event);

@@ -5,9 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 #include "arguments.hpp"
 #include "pool_objects.hpp"
@@ -21,26 +19,6 @@ using dlpack::Device;
 constexpr OptionalFlag kCopy{"copy"};
 constexpr Whole<std::int64_t> kConsumerStream{"stream", "a stream's handle, None or -1", -1};
 constexpr Whole<std::int32_t> kNumber{"dl_device", "a pair of whole numbers"};
-
-// Pools that a borrower let go of as their last holder: to settle a pool may call the driver, which a deleter must not.
-// Dropped by the next export.
-struct LeftBehind {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<pool::Core>> cores;
-};
-LeftBehind& left_behind() {
-  static LeftBehind* const left = new LeftBehind;
-  return *left;
-}
-
-void drop_left_behind() {
-  std::vector<std::shared_ptr<pool::Core>> cores;
-  {
-    const std::lock_guard lock(left_behind().mutex);
-    cores.swap(left_behind().cores);
-  }
-  for (auto& core : cores) drop(core);
-}
 
 // What a borrower holds: its share of the lease, and the arrays that its tensor points to.
 struct Loan {
@@ -129,6 +107,14 @@ void order_borrower(PyBuffer& b, nb::handle given, const Device& device) {
     return;
   }
   if (theirs == ours || (driver::is_legacy(theirs) && driver::is_legacy(ours))) return;
+  // Only work that is captured, or is not, on both sides can be ordered; and a stream that is made to join a capture
+  // would have to be joined back.
+  const std::uint64_t our_capture = capture_of(core, ours, "__dlpack__");
+  const std::uint64_t their_capture = capture_of(core, theirs, "__dlpack__");
+  if (our_capture != their_capture)
+    refuse_capture(our_capture != 0 ? ours : theirs, "__dlpack__",
+                   our_capture != 0 ? "the borrower's stream is not in that capture: make it wait for the block's first"
+                                    : "the block's stream is not in that capture: export the block before the capture");
   driver::Driver& d = core.driver();
   driver::EventHandle event = 0;
   const driver::Status status = unlocked([&] {
@@ -145,18 +131,21 @@ void order_borrower(PyBuffer& b, nb::handle given, const Device& device) {
 
 nb::object export_block(PyBuffer& b, nb::handle stream, nb::handle max_version, nb::handle dl_device,
                         Given<kCopy> copy) {
-  own_stream_handle(b, nb::none(), "__dlpack__");  // raises where the buffer is closed
-  drop_left_behind();
+  must_be_open(b, "__dlpack__");
   if (copy->value_or(false)) throw nb::buffer_error("__dlpack__: the block is not copied; use copy_to");
   const bool versioned = !max_version.is_none() && pair_of(max_version, "max_version").first >= dlpack::kVersion.major;
   const Device device = device_for(b, dl_device);
-  order_borrower(b, stream, device);
+  // Lent before anything below lets other threads in: from here on nobody can close the buffer. The arguments may have
+  // run Python that did.
+  must_be_open(b, "__dlpack__");
   if (!b.lease) {
     b.lease = std::make_shared<Lease>();
     b.lease->core = b.core;
     b.lease->block = b.block;
   }
   auto loan = std::make_unique<Loan>(b.lease);
+  order_borrower(b, stream, device);
+  must_be_open(b, "__dlpack__");  // its block may have been freed by address meanwhile
   loan->shape = static_cast<std::int64_t>(b.size);
   void* const data = b.size == 0 ? nullptr : reinterpret_cast<void*>(b.block.address);
   const dlpack::Tensor tensor{data, device, 1, {1, 8, 1}, &loan->shape, &loan->stride, 0};
@@ -180,9 +169,7 @@ nb::object export_block(PyBuffer& b, nb::handle stream, nb::handle max_version, 
 Lease::~Lease() {
   if (!orphan.load()) return;
   core->release(block);
-  if (core.use_count() != 1) return;
-  const std::lock_guard lock(left_behind().mutex);
-  left_behind().cores.push_back(std::move(core));
+  pool::Core::leave(std::move(core));
 }
 
 void bind_dlpack(nb::handle buffer_class) {

@@ -2,6 +2,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -232,11 +233,16 @@ void bind_pool(nb::module_& m) {
             // A stream that was closed meanwhile ends its capture too, or the pool would see it open for ever.
             must_look_like_a_stream(stream);
             driver::StreamHandle handle = 0;
+            std::exception_ptr interrupt;
             try {
               handle = stream_handle(stream, *p.core, "end_capturing");
+            } catch (const nb::python_error& error) {
+              // Ctrl-C, or the program's end: for the caller, when the capture is known to be over.
+              if (!error.matches(PyExc_Exception)) interrupt = std::current_exception();
             } catch (const std::exception&) {
             }
             guarded([&](Failure* f) { return p.core->end_capture(handle, f); });
+            if (interrupt) std::rethrow_exception(interrupt);
           },
           nb::arg("stream").none())
       .def(

@@ -77,8 +77,16 @@ inline void must_not_be_forked() {
   if (pool::refuse_when_ending(&failure) == pool::Errc::forked) raise(failure);
 }
 
+// The capture that a stream is in; 0: none. Raises CaptureError where that capture was lost, and for the legacy stream
+// beside a blocking stream's capture. Harms no capture.
+std::uint64_t capture_of(pool::Core& core, driver::StreamHandle stream, const char* verb);
+// Raises CaptureError: the stream captures, and `why` that is in the way.
+[[noreturn]] void refuse_capture(driver::StreamHandle stream, const char* verb, const char* why);
 // Waits for what was queued on a stream just now, with the GIL released, for as long as it takes or until Ctrl-C (R24).
+// Raises CaptureError where the stream captures.
 void wait_for_stream(pool::Core& core, driver::StreamHandle stream, const char* verb);
+// Raises ValueError where the buffer is closed, or its block was freed by address.
+void must_be_open(const PyBuffer& self, const char* verb);
 // The stream of a call on the buffer: None is the one that it was allocated on. Raises where the buffer is closed.
 driver::StreamHandle own_stream_handle(const PyBuffer& self, nb::handle stream, const char* verb);
 bool host_accessible(const PyBuffer& self);

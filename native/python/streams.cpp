@@ -112,6 +112,7 @@ driver::StreamHandle stream_handle(nb::handle stream, const pool::Core& core, co
     PyObject* result = PyObject_CallNoArgs(protocol.ptr());
     if (result == nullptr) {
       nb::python_error error;
+      if (!error.matches(PyExc_Exception)) throw error;  // Ctrl-C, or the program's end
       raise_stream_error(std::string(verb) + ": the stream object gives no handle: " + error.what());
     }
     protocol = nb::steal(result);

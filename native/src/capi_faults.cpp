@@ -76,6 +76,15 @@ bool is_telling(const FaultTeller* teller) {
   return false;
 }
 
+// For as long as this thread is in a teller's function, which may throw (it is C++, or a Python extension's).
+class Telling {
+ public:
+  explicit Telling(const FaultTeller* teller) { telling().push_back(teller); }
+  ~Telling() { telling().pop_back(); }
+  Telling(const Telling&) = delete;
+  Telling& operator=(const Telling&) = delete;
+};
+
 }  // namespace
 
 void FaultTeller::call(sp_fault_function function, void* user) {
@@ -99,9 +108,8 @@ std::optional<std::string> FaultTeller::tell(sp_pool* handle, Core& core) {
   if (faults.empty()) return std::nullopt;
   if (what == OnFault::raise) return error_of(faults);
   if (what == OnFault::abort) abort_for(core, faults);
-  telling().push_back(this);
+  const Telling inside(this);
   call_back(handle, function, user, faults);
-  telling().pop_back();
   return std::nullopt;
 }
 

@@ -2,6 +2,7 @@
 // May import the public headers and what tests share.
 #include <atomic>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -138,6 +139,30 @@ STREAMPOOL_TEST("a function in C++ is told of each fault, and lives as long as t
     }
   }
   CHECK_EQ(told.at(1), std::string("underrun"));
+}
+
+STREAMPOOL_TEST("a function that threw when it was told of a fault is told of the next one") {
+  const sp::Device device("sim:0");
+  const sp::Stream stream = device.create_stream();
+  sp_pool* pool = nullptr;
+  sp::check(sp_pool_create(device.get(), "device", nullptr, "mode=debug:on_fault=callback", &pool));
+  int told = 0;
+  const sp_fault_function throws = [](sp_pool*, const sp_fault_t*, void* count) {
+    ++*static_cast<int*>(count);
+    throw std::runtime_error("no room for faults");
+  };
+  sp::check(sp_set_fault_function(pool, throws, &told));
+  for (int i = 1; i <= 2; ++i) {
+    void* ptr = nullptr;
+    sp::check(sp_alloc(pool, 1000, 0, stream, &ptr));
+    static_cast<char*>(ptr)[1000] = 1;  // simulated device memory is the host's
+    std::uint64_t faults = 0;
+    CHECK(sp_check(pool, 5, &faults) == SP_ERROR_INTERNAL);
+    CHECK_EQ(std::string(sp_last_error()), std::string("no room for faults"));
+    CHECK_EQ(told, i);
+    sp_free(pool, ptr, stream);
+  }
+  sp::check(sp_pool_destroy(pool));
 }
 
 // Threads without Python: inside Python their stacks are native ones.

@@ -288,4 +288,23 @@ STREAMPOOL_TEST("while live blocks are checked other threads allocate and free, 
   }
 }
 
+STREAMPOOL_TEST("recording everything on a block is refused without a driver call in a forked child and at exit") {
+  const PoolScene scene;
+  const StreamHandle s = scene.lasting();
+  const BlockRef block = scene.alloc(4096, s);
+  Failure failure;
+  CHECK(scene.core->record_everything(block.address, &failure) == Errc::ok);
+  for (const auto why : {driver::Ending::exiting, driver::Ending::forked}) {
+    const std::uint64_t before = scene.all_calls();
+    driver::set_ending(why);
+    const Errc errc = scene.core->record_everything(block.address, &failure);
+    const std::uint64_t after = scene.all_calls();
+    driver::set_ending(driver::Ending::no);
+    CHECK(errc == (why == driver::Ending::forked ? Errc::forked : Errc::exiting));
+    CHECK_EQ(after, before);
+  }
+  scene.free(block, s);
+  scene.audit();
+}
+
 }  // namespace

@@ -33,6 +33,7 @@ struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<Core>> pools;
   std::vector<Core*> buried;  // nobody's, but work may still touch their memory
+  std::vector<Core*> left;    // nobody's, and not looked at yet
 };
 Registry& registry() {
   static Registry* r = new Registry;
@@ -40,6 +41,9 @@ Registry& registry() {
 }
 
 std::atomic<std::uint64_t> g_next_uid{1};
+
+// This thread is inside leave().
+thread_local bool g_leaving = false;
 
 // How often the end of a pool looks for completed work before it waits, or gives up waiting.
 constexpr int kFinalLooks = 64;
@@ -210,6 +214,11 @@ bool Core::settled() {
 void Core::bury(Core* core) {
   core->buried_ = true;
   core->hooks_ = Hooks{};
+  if (g_leaving) {
+    std::lock_guard lock(registry().mutex);
+    registry().left.push_back(core);
+    return;
+  }
   if (driver::ending() != driver::Ending::no || core->settled()) {
     delete core;
     return;
@@ -225,12 +234,20 @@ void Core::bury(Core* core) {
   registry().buried.push_back(core);
 }
 
+void Core::leave(std::shared_ptr<Core> core) noexcept {
+  g_leaving = true;
+  core.reset();
+  g_leaving = false;
+}
+
 void Core::reap() {
-  std::vector<Core*> candidates;
+  std::vector<Core*> candidates, left;
   {
     std::lock_guard lock(registry().mutex);
     candidates.swap(registry().buried);
+    left.swap(registry().left);
   }
+  for (Core* core : left) bury(core);
   for (Core* core : candidates) {
     if (driver::ending() == driver::Ending::no && core->settled()) {
       delete core;
@@ -347,6 +364,7 @@ Errc Core::reserve(Bytes bytes, Bytes* reserved, Failure* failure) {
 TrimResult Core::trim(Bytes keep) {
   TrimResult result;
   if (driver::ending() != driver::Ending::no) return result;
+  reap();
   settled();  // takes in all that is complete, the quarantine too
   revoke_again();
   result.released = give_back_idle(keep, options_.wait_timeout);

@@ -229,6 +229,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool debugging() const { return debugger_ != nullptr; }
 
   static std::vector<std::shared_ptr<Core>> all();
+  // Lets go of a pool where no driver call may be made. Where that was its last holder, the next slow path of any pool
+  // ends it.
+  static void leave(std::shared_ptr<Core> core) noexcept;
 
  private:
   Core(std::shared_ptr<driver::Driver> driver, Kind kind, std::string name, const Options& options);

@@ -110,6 +110,8 @@ Errc Core::record_event(const BlockRef& block, driver::EventHandle event, Failur
 
 Errc Core::record_everything(Address address, Failure* failure) {
   if (address == 0) return Errc::ok;
+  Errc errc = enter(failure);
+  if (errc != Errc::ok && errc != Errc::closed) return errc;
   driver::EventHandle event = 0;
   driver::Status status = driver_->event_create(&event);
   if (status.ok()) {
@@ -121,8 +123,8 @@ Errc Core::record_everything(Address address, Failure* failure) {
     }
     status = driver_->context_event_record(event);
   }
-  const Errc errc = status.ok() ? record_event(address, event, failure)
-                                : failure->set(Errc::driver, "record_everything: " + driver::describe(status));
+  errc = status.ok() ? record_event(address, event, failure)
+                     : failure->set(Errc::driver, "record_everything: " + driver::describe(status));
   if (event != 0) driver_->event_destroy(event);
   return errc;
 }
