@@ -171,6 +171,11 @@ def test_a_pool_made_for_something_else_calls_no_function(device: sp.sim.Device,
         pool.set_fault_callback(print)
 
 
+def test_a_function_that_cannot_be_called_is_refused(device: sp.sim.Device) -> None:
+    with sp.Pool(device, mode="debug", on_fault="callback") as pool, pytest.raises(TypeError, match=r"to call.*not 3"):
+        pool.set_fault_callback(3)  # type: ignore[arg-type]
+
+
 def test_a_word_that_is_none_is_refused(device: sp.sim.Device) -> None:
     with pytest.raises(ValueError, match=r"report\|raise\|abort\|callback, not 'explode'"):
         sp.Pool(device, on_fault="explode")

@@ -126,6 +126,31 @@ struct TorchDevice {
   static constexpr int kDevice = 7;
 };
 
+STREAMPOOL_TEST(
+    "what is allocated without a stream while a capture is known stays, whoever frees it: a graph may use it") {
+  Scene scene;
+  const auto memory = scene.unordered();
+  const StreamHandle s = scene.stream();
+  pool::Failure failure;
+  scene.core->begin_capture();
+  CHECK(scene.device->begin_capture(s));
+  const Address block = scene.take(*memory, 64 * kKiB);
+  CHECK(scene.device->launch({.stream = s, .accesses = {driver::sim::writes(block, 64 * kKiB)}}));
+  scene.give(*memory, block);
+  std::shared_ptr<driver::sim::Graph> graph;
+  CHECK(scene.device->end_capture(s, &graph));
+  CHECK(graph != nullptr);
+  CHECK(scene.core->end_capture(s, &failure) == pool::Errc::ok);
+  for (int i = 0; i < 3; ++i) {
+    const Address other = scene.take(*memory, 64 * kKiB);
+    CHECK(other != block);
+    CHECK(scene.device->launch_graph(graph, s));
+    scene.give(*memory, other);
+    CHECK(driver::sim::settle());
+  }
+  CHECK_EQ(scene.core->stats().live_blocks, std::uint64_t{1});
+}
+
 STREAMPOOL_TEST("the end of PyTorch's capture waits for those who ask whether a stream takes part") {
   const Scene scene;
   const TorchDevice served(scene);

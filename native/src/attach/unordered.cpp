@@ -42,6 +42,7 @@ Unordered::~Unordered() {
 
 Errc Unordered::allocate(Bytes size, debug::StackId stack, Address* out, Failure* failure) {
   catch_up();
+  const bool capturing = core_->capture_known();
   pool::AllocRequest request;
   request.size = size;
   request.stream = stream_;
@@ -50,12 +51,21 @@ Errc Unordered::allocate(Bytes size, debug::StackId stack, Address* out, Failure
   request.stack = stack;
   pool::BlockRef block;
   const Errc errc = core_->allocate(request, &block, failure);
-  if (errc == Errc::ok) *out = block.address;
-  return errc;
+  if (errc != Errc::ok) return errc;
+  *out = block.address;
+  if (capturing || core_->capture_known()) {
+    std::lock_guard lock(mutex_);
+    of_captures_.insert(block.address);
+  }
+  return Errc::ok;
 }
 
 Errc Unordered::free(Address address, debug::StackId stack, Failure* failure) {
   catch_up();
+  {
+    std::lock_guard lock(mutex_);
+    if (of_captures_.contains(address)) return Errc::ok;
+  }
   if (!core_->capture_known()) {
     const Errc errc = free_now(address, stack, failure);
     if (!is_undone(errc)) return errc;

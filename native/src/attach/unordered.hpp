@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <vector>
 
 #include "../pool/core.hpp"
@@ -21,6 +22,7 @@ class Unordered {
   Unordered& operator=(const Unordered&) = delete;
 
   pool::Errc allocate(Bytes size, debug::StackId stack, Address* out, pool::Failure* failure);
+  // What was allocated while a capture is known is never freed: a graph may use it for as long as it lives.
   // A free while a capture is known is kept for later, since what it has to ask the driver would end the capture; so is
   // one that the driver refuses to order. It is done by the next call that can.
   pool::Errc free(Address address, debug::StackId stack, pool::Failure* failure);
@@ -40,6 +42,8 @@ class Unordered {
   const driver::StreamHandle stream_;  // private, non-blocking, without any work: the home of the blocks
   std::mutex mutex_;
   std::vector<Later> later_;
+  // Allocated while a capture was known. A graph may use it, and which is not known without a stream: it stays.
+  std::unordered_set<Address> of_captures_;
   std::atomic<std::size_t> waiting_{0};  // of them
 };
 
