@@ -154,7 +154,7 @@ def test_old_blocks_of_a_line_that_frees_most_of_its_blocks_may_be_left_over(cap
     told = [record for record in caplog.records if getattr(record, "event", "") == "leak.left_over"]
     assert [record.sites for record in told] == [1]  # type: ignore[attr-defined]
     text = history.text()
-    first = text.partition("device memory of sim:0")[2].split("\n\n")[1]
+    first = text.partition("pool 'forgets', device memory of sim:0")[2].split("\n\n")[1]
     assert re.search(r"blocks, .* in 6. min, the oldest 1\.5 h old\n    left over\? .* older than an hour", first)
     assert "in serve\n" in first + "\n"
     forgotten.clear()
