@@ -101,7 +101,7 @@ STREAMPOOL_TEST("threads capture, launch and free beside others that do not, and
 }
 
 STREAMPOOL_TEST(
-    "a graph's block that is freed without a stream is pending until a context event after the graph's end") {
+    "a graph's block that is freed without a stream is pending until a context event after the free") {
   for (const Bytes size : {Bytes{5000}, 3 * kMiB}) {
     pool::Options options = steady();
     options.limit = 64 * kMiB;
