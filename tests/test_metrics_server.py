@@ -225,6 +225,7 @@ def test_a_fork_while_another_thread_is_in_the_middle_of_everything_leaves_a_chi
         "    for lock in locks: lock.acquire()\n"
         "    held.set(); threading.Event().wait()\n"
         "threading.Thread(target=hold, daemon=True).start(); held.wait()\n"
+        "import warnings; warnings.filterwarnings('ignore', 'This process .* is multi-threaded')\n"  # from 3.12 on
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    sp.logs.drain(); sp.observe(); sp.unobserve(); page.render(); _devices.sample()\n"
