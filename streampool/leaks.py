@@ -265,7 +265,6 @@ class _Group:
         self.serials.append(int(block["serial"]))
         if block.get("tag"):
             self.tags[block["tag"]] = None
-        # Two stack numbers may be one line: their growth adds up only if both grew.
         self.growth = self.growth or growth
 
 
@@ -304,6 +303,8 @@ def find_leaks(
     resolve = resolve or default_resolve
     growing = epochs.growing() if epochs is not None else {}
     frames_of: dict[int, tuple[Frame, ...]] = {}
+    # Two stack numbers may be one line, such as its first call and those after it: what grows is the line.
+    growing_at = {user_frames(resolve(site)): growth for site, growth in growing.items() if isinstance(site, int)}
     groups: dict[tuple[LeakClass, tuple[Frame, ...], str], _Group] = {}
     for block in blocks:
         if not _is_tracked(block):
@@ -312,7 +313,7 @@ def find_leaks(
         if stack not in frames_of:
             frames_of[stack] = user_frames(resolve(stack)) if stack else ()
         owner = block.get("owner", "raw" if block.get("raw") else "buffer")
-        growth = growing.get(_site(block), ())
+        growth = growing.get(_site(block)) or (growing_at.get(frames_of[stack], ()) if frames_of[stack] else ())
         leak_class = LeakClass.LOST if owner == "raw" else LeakClass.GROWING if growth else LeakClass.HELD
         name = "" if frames_of[stack] else block.get("tag") or ""
         groups.setdefault((leak_class, frames_of[stack], name), _Group()).add(block, growth)

@@ -140,6 +140,13 @@ def test_growing_blocks_are_a_class_of_their_own_and_count() -> None:
     assert len(found.counted()) == 1
 
 
+def test_a_line_grows_with_all_its_blocks_whichever_stack_numbers_it_has() -> None:
+    """Python 3.13 is at another instruction of a line in its first call: that block is of the growing line too."""
+    epochs = observe([10, 20, 30, 40, 50])
+    (leak,) = leaks(block(1, owner="buffer", allocated_at=3), block(2, owner="buffer"), epochs=epochs)
+    assert (leak.leak_class, leak.blocks, leak.growth) == ("growing", 2, (10, 20, 30, 40, 50))
+
+
 def test_a_lost_block_of_a_growing_site_is_lost() -> None:
     found = leaks(block(1, size=50), epochs=observe([10, 20, 30, 40, 50]))
     assert [leak.leak_class for leak in found] == [LeakClass.LOST]

@@ -18,8 +18,8 @@ from libraries import MIB, CuPy, Torch
 from metrics_scene import Series, parse, value, values
 
 import streampool as sp
-from streampool import _core, _device_facts, _imports, _observe, _process_memory
-from streampool._observe import _contexts, _cupy, _torch
+from streampool import _contexts, _core, _device_facts, _imports, _observe, _process_memory
+from streampool._observe import _cupy, _torch
 from streampool.metrics import _devices, holders, page
 
 TORCH = {"library": "torch", "device": "cuda:0", "kind": "device"}
@@ -277,6 +277,7 @@ def test_which_devices_are_in_use_is_asked_without_starting_the_driver(monkeypat
     assert not _contexts.in_use(0)
     started = True
     assert [_contexts.in_use(ordinal) for ordinal in range(3)] == [True, True, False]
+    assert _contexts.all_in_use() == ["cuda:0", "cuda:1"]
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_cupy_is_observed_on_a_gpu(record_property: Any) -> None:
     code = """
 import streampool as sp
 from streampool import _observe
-from streampool._observe._contexts import in_use
+from streampool._contexts import in_use
 sp.observe("cupy")
 import cupy
 assert _observe.pools() == [] and not in_use(0)

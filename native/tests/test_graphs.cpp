@@ -100,8 +100,7 @@ STREAMPOOL_TEST("threads capture, launch and free beside others that do not, and
   CHECK_EQ(scene.core->stats().reserved, Bytes{0});
 }
 
-STREAMPOOL_TEST(
-    "a graph's block that is freed without a stream is pending until a context event after the free") {
+STREAMPOOL_TEST("a graph's block that is freed without a stream is pending until a context event after the free") {
   for (const Bytes size : {Bytes{5000}, 3 * kMiB}) {
     pool::Options options = steady();
     options.limit = 64 * kMiB;

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from streampool import _paths
-from streampool._bench import machine
+from streampool._versions import installed
 
 __all__ = ["FAMILIES", "NotBuiltError", "build_all", "default_cache", "sources"]
 
@@ -89,7 +89,7 @@ def _rmm() -> Recipe:
     recipe.library_folders += [rmm / "lib64", logger / "lib64"]
     recipe.libraries += ["rmm", "rapids_logger"]
     recipe.flags.append("-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE")
-    recipe.versions = machine.version_of("librmm-cu13") or machine.version_of("librmm-cu12") or ""
+    recipe.versions = installed("librmm-cu13", "librmm-cu12") or ""
     return recipe
 
 
@@ -100,7 +100,7 @@ def _torch() -> Recipe:
     recipe.includes.insert(0, torch / "include")
     recipe.library_folders.insert(0, torch / "lib")
     recipe.libraries += ["c10_cuda", "c10"]
-    recipe.versions = machine.version_of("torch") or ""
+    recipe.versions = installed("torch") or ""
     return recipe
 
 

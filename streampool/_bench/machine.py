@@ -7,14 +7,14 @@ import os
 import platform
 import re
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from streampool import _core
+from streampool._versions import installed
 from streampool.device import driver_of
 
-__all__ = ["commit", "date", "facts", "processor", "version_of", "versions"]
+__all__ = ["commit", "date", "facts", "processor", "versions"]
 
 _PACKAGES = (
     "streampool",
@@ -33,17 +33,9 @@ _PACKAGES = (
 )
 
 
-def version_of(package: str) -> str | None:
-    """Give the version of an installed package, None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def versions() -> dict[str, str]:
     """Give the versions of what is measured and what it stands on."""
-    found = {name: version for name in _PACKAGES if (version := version_of(name))}
+    found = {name: version for name in _PACKAGES if (version := installed(name))}
     try:
         libc = os.confstr("CS_GNU_LIBC_VERSION")
     except (ValueError, OSError):

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from streampool import _core, _paths
-from streampool._bench import builds, machine
+from streampool._bench import builds
+from streampool._versions import installed
 from streampool.errors import StreamPoolError
 
 __all__ = ["ALL_NAMES", "PEERS", "Found", "Peer", "find", "streampool_with"]
@@ -168,7 +169,7 @@ def _problem(peer: Peer, device: str) -> str | None:
 
 
 def _find(peer: Peer, device: str, built: Mapping[str, Path | str]) -> Found:
-    found = Found(peer, version=next((v for p in peer.packages if (v := machine.version_of(p))), ""))
+    found = Found(peer, version=installed(*peer.packages) or "")
     problem = _problem(peer, device)
     if problem is not None:
         found.absent = problem

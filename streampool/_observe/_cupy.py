@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from streampool._observe._contexts import in_use
+from streampool._contexts import in_use
 from streampool._observe._model import HOST, LibraryPool, LiveBlock
 
 __all__ = ["CuPy"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streampool import _process_memory
+from streampool import _contexts, _process_memory
 from streampool.attach._table import LIBRARIES, version_of
 from streampool.report import DeviceCoverage, LibraryCoverage, Report
 
@@ -96,31 +94,12 @@ def _of_served(served: object) -> LibraryCoverage:
     return LibraryCoverage(served.library.name, True, served.version, usage.ours, usage.elsewhere, usage.why, notes)
 
 
-def _with_context() -> list[str]:
-    """Give the devices on which this process has CUDA's primary context. Loads nothing and makes none."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        count, device, flags, active = (ctypes.c_int() for _ in range(4))
-        if cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-            return []
-        found = []
-        for ordinal in range(count.value):
-            if cuda.cuDeviceGet(ctypes.byref(device), ordinal) != 0:
-                continue
-            state = cuda.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
-            if state == 0 and active.value:
-                found.append(f"cuda:{ordinal}")
-    except (OSError, AttributeError):
-        return []
-    return found
-
-
 def devices(reserved: Iterable[tuple[str, int]]) -> tuple[DeviceCoverage, ...]:
     """Give what this process holds on each device, beside `reserved`: (device, bytes) of each pool of device memory.
 
     Devices without a pool are in it where this process has a CUDA context on them.
     """
-    ours: dict[str, int] = dict.fromkeys(_with_context(), 0)
+    ours: dict[str, int] = dict.fromkeys(_contexts.all_in_use(), 0)
     for device, size in reserved:
         ours[device] = ours.get(device, 0) + size
     found = []

@@ -6,7 +6,8 @@ import difflib
 import re
 import sys
 from dataclasses import dataclass
-from importlib import metadata
+
+from streampool._versions import installed
 
 __all__ = ["LIBRARIES", "Library", "find", "parse_list", "problem_of_version", "version_of"]
 
@@ -83,12 +84,7 @@ def version_of(row: Library) -> str:
     )
     if row.name != "numba" and isinstance(own, str):
         return own
-    for name in row.distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return own if isinstance(own, str) else ""
+    return installed(*row.distributions) or (own if isinstance(own, str) else "")
 
 
 def problem_of_version(row: Library, version: str) -> str | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from importlib import metadata
 from typing import Any
 
 from streampool import _core, _device_facts, _process_memory, postmortem
+from streampool._versions import installed
+from streampool.attach._table import find
 from streampool.errors import StreamPoolError
 from streampool.metrics import _environment
 from streampool.metrics.collector import MULTIPROCESS
@@ -16,7 +17,7 @@ from streampool.metrics.server import DEFAULT_PORT
 
 __all__ = ["examine", "lines"]
 
-_DISTRIBUTIONS = {"torch": ("torch",), "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")}
+_OBSERVABLE = ("torch", "cupy")
 
 
 def examine(devices: list[str], broken: list[str]) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def examine(devices: list[str], broken: list[str]) -> dict[str, Any]:
         "environment": environment,
         "default_port": DEFAULT_PORT,
         "default_port_is_free": _is_free(DEFAULT_PORT),
-        "observable": {name: _version(*of) for name, of in _DISTRIBUTIONS.items()},
+        "observable": {name: installed(*find(name).distributions) for name in _OBSERVABLE},
         "nvml": _nvml(),
         "process_memory": {name: _basis(name) for name in devices},
     }
@@ -69,20 +70,11 @@ def lines(facts: dict[str, Any]) -> list[str]:
     return out
 
 
-def _version(*distributions: str) -> str | None:
-    for name in distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
 def _nvml() -> str:
     if _device_facts.nvml() is not None:
-        return f"nvidia-ml-py {_version('nvidia-ml-py') or 'of an unknown version'}"
-    installed = _version("nvidia-ml-py")
-    return "nvidia-ml-py is not installed (streampool[nvml])" if installed is None else "there is no driver for it"
+        return f"nvidia-ml-py {installed('nvidia-ml-py') or 'of an unknown version'}"
+    package = installed("nvidia-ml-py")
+    return "nvidia-ml-py is not installed (streampool[nvml])" if package is None else "there is no driver for it"
 
 
 def _basis(device: str) -> str:

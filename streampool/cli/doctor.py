@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import streampool
 from streampool import _core, config
 from streampool._debug_memory import debug_memory
 from streampool._sizes import format_size
+from streampool._versions import installed
 from streampool.errors import DriverNotFoundError, StreamPoolError
 
 __all__ = ["command", "examine"]
@@ -82,7 +82,7 @@ def examine() -> dict[str, Any]:
         "build": _core.build_info(),
         "stacks": _core.stack_walker(),
         "memory_regions": _core.memory_regions_tool() or "a tool that takes memory regions is attached",
-        "libraries": {name: found for name in _LIBRARIES if (found := _version(name)) is not None},
+        "libraries": {name: found for name in _LIBRARIES if (found := installed(name)) is not None},
         "devices": devices,
         "limits": {name: _limit(path) for name, (path, _) in _LIMITS.items()},
         "environment": {config.ENVIRONMENT: _environment(broken)},
@@ -99,13 +99,6 @@ def examine() -> dict[str, Any]:
 
 def _debug_memory(mode: str) -> list[str]:
     return debug_memory(_core.resolve_options({"mode": mode}, None))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _limit(path: Path) -> int | None:

@@ -1,7 +1,6 @@
 // The slow path, rung by rung (R11). Every rung that may free memory ends in a new search; no lock is held in any wait
 // or callback; the pool's own limit and the driver's refusal take the same way.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "core.hpp"
@@ -522,79 +521,6 @@ Errc Core::out_of_memory(std::uint64_t stream, Bytes need, Bytes growth, const A
   failure->set(Errc::out_of_memory, describe(r));
   failure->oom = std::move(report);
   return Errc::out_of_memory;
-}
-
-// Of a sampled allocation. Without a call stack there is nothing to tell apart.
-void Core::count_site(const AllocRequest& request) {
-  if (request.stack == 0) return;
-  const double size = static_cast<double>(request.size), weight = sampler_.weight(request.size);
-  std::lock_guard lock(sites_mutex_);
-  Site& site = sites_[request.stack];
-  site.bytes += weight;
-  site.blocks += size > 0 ? weight / size : 1;
-}
-
-// When a live block was first there, as far as is known; what is seen stands in `next` for the next look. With the
-// look's mutex held.
-double Core::first_seen(const BlockRecord& record, double now,
-                        std::unordered_map<const BlockRecord*, FirstSeen>& next) {
-  if (options_.debug.track) {
-    std::lock_guard lock(extra_lock(&record));
-    return record.extra ? record.extra->allocated_time : now;
-  }
-  if (sampler_.mean() == 0) return now;  // each block comes here: too many to remember
-  const std::uint32_t generation = BlockRecord::generation_of(record.word.load(std::memory_order_acquire));
-  const auto known = first_seen_.find(&record);
-  const bool same = known != first_seen_.end() && known->second.generation == generation;
-  return (next[&record] = {generation, same ? known->second.at : now}).at;
-}
-
-// What live blocks of each call site hold, largest first: of the sampled ones, weighed, or of all where none are
-// sampled.
-std::vector<Holder> Core::holders() {
-  struct Sum {
-    double bytes = 0, blocks = 0, since = 0, aged = 0;
-  };
-  const double now = driver_->now();
-  std::map<debug::StackId, Sum> by_site;
-  {
-    std::lock_guard lock(look_mutex_);
-    std::unordered_map<const BlockRecord*, FirstSeen> next;
-    for_each_live([&](BlockRecord& record) {
-      if (sampler_.mean() != 0 && (record.flags() & kSampled) == 0) return;
-      const double size = static_cast<double>(record.size), weight = sampler_.weight(record.size);
-      const double since = first_seen(record, now, next);
-      Sum& sum = by_site.try_emplace(record.stack(), Sum{0, 0, now, 0}).first->second;
-      sum.bytes += weight;
-      sum.blocks += size > 0 ? weight / size : 1;
-      sum.since = std::min(sum.since, since);
-      if (now - since > kAged) sum.aged += weight;
-    });
-    first_seen_ = std::move(next);
-  }
-  const auto rounded = [](double value) { return static_cast<std::uint64_t>(std::llround(value)); };
-  std::map<debug::StackId, Holder> sites;
-  for (const auto& [stack, sum] : by_site) {
-    Holder& holder = sites[stack];
-    holder.stack = stack;
-    holder.bytes = rounded(sum.bytes);
-    holder.blocks = rounded(sum.blocks);
-    holder.oldest = now - sum.since;
-    holder.aged_bytes = rounded(sum.aged);
-  }
-  {
-    std::lock_guard lock(sites_mutex_);
-    for (const auto& [stack, site] : sites_) {
-      Holder& holder = sites[stack];
-      holder.stack = stack;
-      holder.allocated_bytes = rounded(site.bytes);
-      holder.allocated_blocks = rounded(site.blocks);
-    }
-  }
-  std::vector<Holder> all;
-  for (const auto& [stack, holder] : sites) all.push_back(holder);
-  std::sort(all.begin(), all.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
-  return all;
 }
 
 }  // namespace streampool::pool

@@ -12,6 +12,11 @@ StreamTable::StreamTable(driver::Driver& driver, std::atomic<std::uint64_t>& epo
   captures_.listen(this, [this] { change_epoch(); });
 }
 
+StreamTable::~StreamTable() {
+  if (driver::ending() == driver::Ending::forked) return;  // the parent's lock may be held for ever here
+  captures_.leave(this);
+}
+
 std::uint64_t new_epoch() {
   static std::atomic<std::uint64_t> next{2};
   return next.fetch_add(2, std::memory_order_relaxed);

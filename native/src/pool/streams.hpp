@@ -78,7 +78,7 @@ class StreamTable {
   StreamTable(driver::Driver& driver, std::atomic<std::uint64_t>& epoch);
   StreamTable(const StreamTable&) = delete;
   StreamTable& operator=(const StreamTable&) = delete;
-  ~StreamTable() { captures_.leave(this); }
+  ~StreamTable();
 
   // Finds or makes the heap of a stream. Two driver calls for a stream that is not lasting: "does it capture?", then
   // its id. What a capturing stream is named for belongs to its graph: a heap of its own.
