@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import streampool as sp
 from streampool import _core
 
 sys.path.insert(0, str(Path(__file__).parent))  # scene.py and profiles.py, in every import mode
@@ -36,6 +38,17 @@ def pytest_collection_finish() -> None:
     """Take what collection made out of the garbage collector's view: pools collect before they refuse memory."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def device() -> Iterator[sp.sim.Device]:
+    """Give device 0 of a fresh simulated machine, whose work runs in an order that a seed decides."""
+    sp.sim.reset()
+    sp.sim.configure(scheduler="seeded", seed=0)
+    device = sp.Device("sim:0")
+    assert isinstance(device, sp.sim.Device)
+    yield device
+    sp.sim.reset()
 
 
 def _gpu_problem() -> str | None:

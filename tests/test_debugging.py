@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 import streampool as sp
 from streampool.faults import Fault, FaultKind
 from streampool.report import Report
-
-
-@pytest.fixture
-def device() -> Iterator[sp.sim.Device]:
-    sp.sim.reset()
-    sp.sim.configure(scheduler="seeded", seed=0)
-    device = sp.Device("sim:0")
-    assert isinstance(device, sp.sim.Device)
-    yield device
-    sp.sim.reset()
 
 
 def scopes_of(pool: sp.Pool) -> tuple[str, ...]:

@@ -19,16 +19,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def device() -> Iterator[sp.sim.Device]:
-    sp.sim.reset()
-    sp.sim.configure(scheduler="seeded", seed=0)
-    device = sp.Device("sim:0")
-    assert isinstance(device, sp.sim.Device)
-    yield device
-    sp.sim.reset()
-
-
-@pytest.fixture
 def pool(device: sp.sim.Device) -> Iterator[sp.Pool]:
     with sp.Pool(device, mode="debug") as pool:
         yield pool

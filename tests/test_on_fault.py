@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +16,6 @@ import pytest
 import streampool as sp
 from streampool.faults import Fault, FaultKind
 from streampool.report import Report
-
-
-@pytest.fixture
-def device() -> Iterator[sp.sim.Device]:
-    sp.sim.reset()
-    sp.sim.configure(scheduler="seeded", seed=0)
-    device = sp.Device("sim:0")
-    assert isinstance(device, sp.sim.Device)
-    yield device
-    sp.sim.reset()
 
 
 def overrun(device: sp.sim.Device, pool: sp.Pool, *, times: int = 1) -> None:

@@ -61,41 +61,37 @@ def quiet(folder: Path, *runs: dict[str, Any]) -> None:
     evaluate(folder, list(runs), [(query, minutes - 1, [])])
 
 
-def test_a_leaking_server_pages_before_it_fails_and_the_page_leads_to_the_line_that_grows(tmp_path: Path) -> None:
-    run = simulate("leak", 600)
+def pages_in_time(folder: Path, run: dict[str, Any], alert: str, quiet: str, head: str, place: str) -> None:
+    """`alert` fires 15 minutes before the error, what matches `quiet` does not; the page has `place` at the top."""
     failed_at = run["failed_at"]
     assert failed_at is not None
     assert failed_at > 60
     early = failed_at - 15
     firing = 'alertstate="firing", severity="critical"'
-    page = f'count by (alertname) (ALERTS{{alertname="StreampoolMemoryRunsOut", {firing}}})'
-    fires = [{"labels": '{alertname="StreampoolMemoryRunsOut"}', "value": 1}]
-    failures = f'count by (alertname) (ALERTS{{alertname="StreampoolOutOfMemory", {firing}}})'
-    evaluate(tmp_path, [run], [(page, early, fires), (page, failed_at, fires), (failures, early, [])])
-    server = ROOT / "examples/inference_server.py"
-    line = next(i for i, text in enumerate(server.read_text().splitlines(), 1) if "what leaks, when told to" in text)
-    shown = run["holders"][early // 5]
-    first = shown.partition("==")[2].split("\n\n")[1]  # the entry at the top
-    assert f"inference_server.py:{line} in Model.remember" in first
+    page = f'count by (alertname) (ALERTS{{alertname="{alert}", {firing}}})'
+    fires = [{"labels": f'{{alertname="{alert}"}}', "value": 1}]
+    others = f"count by (alertname) (ALERTS{{{quiet}, {firing}}})"
+    evaluate(folder, [run], [(page, early, fires), (page, failed_at, fires), (others, early, [])])
+    first = run["holders"][early // 5].partition(head)[2].split("\n\n")[1]  # the entry at the top
+    assert place in first
     assert " blocks, +" in first  # it grows
+
+
+def line_of(source: Path, words: str) -> int:
+    return next(i for i, text in enumerate(source.read_text().splitlines(), 1) if words in text)
+
+
+def test_a_leaking_server_pages_before_it_fails_and_the_page_leads_to_the_line_that_grows(tmp_path: Path) -> None:
+    line = line_of(ROOT / "examples/inference_server.py", "what leaks, when told to")
+    place = f"inference_server.py:{line} in Model.remember"
+    quiet = 'alertname="StreampoolOutOfMemory"'
+    pages_in_time(tmp_path, simulate("leak", 600), "StreampoolMemoryRunsOut", quiet, "==", place)
 
 
 def test_a_library_that_leaks_pages_before_it_fails_and_the_page_leads_to_the_line_that_grows(tmp_path: Path) -> None:
-    run = simulate("library", 400)
-    failed_at = run["failed_at"]
-    assert failed_at is not None
-    assert failed_at > 60
-    early = failed_at - 15
-    firing = 'alertstate="firing", severity="critical"'
-    page = f'count by (alertname) (ALERTS{{alertname="StreampoolLibraryMemoryRunsOut", {firing}}})'
-    fires = [{"labels": '{alertname="StreampoolLibraryMemoryRunsOut"}', "value": 1}]
-    others = f'count by (alertname) (ALERTS{{alertname!="StreampoolLibraryMemoryRunsOut", {firing}}})'
-    evaluate(tmp_path, [run], [(page, early, fires), (page, failed_at, fires), (others, early, [])])
-    line = next(i for i, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "what leaks in a library" in text)
-    shown = run["holders"][early // 5].partition("== torch's own pool, observed")[2]
-    first = shown.split("\n\n")[1]  # the entry at the top
-    assert f"paging_program.py:{line} in remember" in first
-    assert " blocks, +" in first  # it grows
+    place = f"paging_program.py:{line_of(PROGRAM, 'what leaks in a library')} in remember"
+    alert, head = "StreampoolLibraryMemoryRunsOut", "== torch's own pool, observed"
+    pages_in_time(tmp_path, simulate("library", 400), alert, f'alertname!="{alert}"', head, place)
 
 
 @pytest.mark.parametrize("scenario", ["steady", "sawtooth", "idle"])
