@@ -126,3 +126,37 @@ STREAMPOOL_TEST("a graph's block that is freed without a stream is pending until
     CHECK_EQ(scene.core->stats().reserved, Bytes{0});
   }
 }
+
+// Reported by a run under load: a stream may begin to capture right after another thread asked it whether it does.
+STREAMPOOL_TEST("while a capture is declared nobody but its owner's calls touches a registered stream") {
+  pool::Options options = steady();
+  options.limit = 4 * kMiB;
+  options.wait_timeout = 0;
+  PoolScene scene(options);
+  Failure failure;
+  const StreamHandle a = scene.lasting(), b = scene.lasting();
+  const BlockRef block = scene.alloc(3 * kMiB, a);
+  use(scene, a, block, 3 * kMiB);
+  scene.free(block, a);
+  CHECK(sim::settle());
+  const auto touches = [&] {
+    return scene.calls(Call::event_record) + scene.calls(Call::stream_query) + scene.calls(Call::stream_wait_event);
+  };
+  scene.core->begin_capture();
+  const std::uint64_t before = touches();
+  CHECK(scene.try_alloc(3 * kMiB, b, &failure) == Errc::out_of_memory);
+  CHECK(failure.text.find("reason: capture") != std::string::npos);
+  CHECK_EQ(touches(), before);
+  CHECK(scene.device->begin_capture(a));
+  CHECK(scene.try_alloc(3 * kMiB, b, &failure) == Errc::out_of_memory);
+  CHECK_EQ(touches(), before);
+  std::shared_ptr<sim::Graph> graph;
+  CHECK(scene.device->end_capture(a, &graph));
+  CHECK(graph != nullptr);
+  // Its owner's next call fences what others looked for.
+  scene.free(scene.alloc(1000, a), a);
+  CHECK(touches() > before);
+  CHECK(sim::settle());
+  scene.free(scene.alloc(3 * kMiB, b), b);
+  CHECK(scene.core->end_capture(a, &failure) == Errc::ok);
+}

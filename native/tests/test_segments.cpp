@@ -1,8 +1,10 @@
 // Where a pool's memory comes from and goes to: handles that move and go back from the middle, each driver call failing
 // in turn, the three sources, exact trims, and what a pool's memory is made with.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pool_scene.hpp"
@@ -634,4 +636,34 @@ STREAMPOOL_TEST(
     CHECK(scene.device->mem_info(&after, &total).ok());
     CHECK_EQ(after, before);
   }
+}
+
+// Reported by a run under load: out of memory far below the limit, where others took what had just been grown.
+STREAMPOOL_TEST("memory that others trim away before its thread finds it is asked for again") {
+  pool::Options options = steady();
+  options.wait = false;
+  options.wait_timeout = 0;
+  PoolScene scene(options);
+  constexpr int kThreads = 6, kRounds = 10'000;
+  std::atomic<int> refused{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    const StreamHandle stream = scene.lasting();
+    threads.emplace_back([&, stream, t] {
+      Failure failure;
+      AllocRequest request;
+      request.size = (2 + static_cast<Bytes>(t) % 3) * kMiB;
+      request.stream = stream;
+      for (int i = 0; i < kRounds; ++i) {
+        BlockRef block;
+        if (scene.core->allocate(request, &block, &failure) == Errc::ok)
+          scene.free(block, stream);
+        else
+          ++refused;
+        scene.core->trim(0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(refused.load(), 0);
 }

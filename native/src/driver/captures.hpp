@@ -34,15 +34,17 @@ class Captures {
   void saw_none(std::uint64_t key, double now);
 
   bool known(double now) const {
-    if (declared_.load(std::memory_order_acquire) != 0) return true;
+    if (declared()) return true;
     const double until = seen_until_.load(std::memory_order_acquire);
     return until != 0 && now < until;
   }
+  bool declared() const { return declared_.load(std::memory_order_acquire) != 0; }
   std::vector<std::uint64_t> seen_keys();
   bool any_seen() const { return seen_until_.load(std::memory_order_acquire) != 0; }
 
-  // Held shared around every fence that is recorded without the stream's owner in the call, with known() asked inside;
-  // held exclusively while a capture is declared.
+  // Held shared around every fence that is recorded without the stream's owner in the call, with declared() asked
+  // inside; held exclusively while a capture is being declared. Asking the stream itself is not enough: it may begin to
+  // capture, or join, right after it was asked.
   std::shared_mutex& gate() { return gate_; }
 
  private:

@@ -150,7 +150,12 @@ Errc Core::name_any(driver::StreamHandle handle, Named* out, Failure* failure) {
 Errc Core::name_anew(driver::StreamHandle handle, Named* out, Failure* failure) {
   const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
   const Errc errc = streams_.name(handle, out, failure);
-  if (errc != Errc::ok || out->stream().lasting) return errc;
+  if (errc != Errc::ok) return errc;
+  if (out->stream().lasting) {
+    // Others may not fence it now, so its owner's calls do.
+    if (streams_.capture_declared() && !out->stream().legacy) fence_owed(*out);
+    return Errc::ok;
+  }
   if (handle != driver::kPerThreadStream) {
     counters();  // makes the cache this pool's
     ThreadCache& cache = thread_cache();

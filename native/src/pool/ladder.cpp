@@ -27,9 +27,12 @@ bool Core::poll_stream(Heap& heap, bool fence_legacy) {
     // Inside the gate: whether it may be touched, and by which handle, does not change under it.
     std::shared_lock gate(streams_.capture_gate());
     driver::CaptureState capture;
+    const bool own = s.lasting && heap.own;  // of the pool: takes no part in any capture
+    const bool declared = s.lasting && !own && streams_.capture_declared();
+    if (declared) s.owed.store(true, std::memory_order_release);  // its owner's next call fences it
     // A record on the legacy stream would kill the capture of any blocking stream.
-    const bool allowed =
-        s.lasting && (!s.legacy || (fence_legacy && options_.legacy_fences && !streams_.capture_known()));
+    const bool allowed = own || (s.lasting && !declared &&
+                                 (!s.legacy || (fence_legacy && options_.legacy_fences && !streams_.capture_known())));
     if (allowed && driver_->stream_is_capturing(s.handle, &capture).ok() && !capture.capturing) {
       if (s.legacy) {
         // Asking whether it is idle would wait for nobody, but a fence is what its counter and option are about.
@@ -400,11 +403,13 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
       if (find_own(t, need, found)) return done();
     }
 
-    // The driver; first beside what is free already, then the whole.
-    for (const bool beside : {true, false}) {
-      grown = grow_for(t, need, beside, Moving::slack, &refusal);
-      if (grown == Grown::yes && find_again(t, need, Path::grown, found)) return done();
+    // The driver; first beside what is free already, then the whole. What came may be taken, or trimmed, by others
+    // before it is found here: then they got on, and more is asked for.
+    constexpr int kMostGrowths = 100;
+    for (int growths = 0; growths < kMostGrowths; ++growths) {
+      grown = grow_for(t, need, growths == 0, Moving::slack, &refusal);
       if (grown != Grown::yes) break;
+      if (find_again(t, need, Path::grown, found)) return done();
     }
 
     // Idle memory back, in one piece again.

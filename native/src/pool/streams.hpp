@@ -104,8 +104,9 @@ class StreamTable {
   // An undeclared capture counts for a second after it was seen, or until its stream is found not capturing: its handle
   // cannot be asked again without its owner.
   bool capture_known() const { return captures_.known(driver_.now()); }
-  // Held shared around every fence that is recorded without the stream's owner in the call, with capture_known() asked
-  // inside; held exclusively while a capture is declared.
+  bool capture_declared() const { return captures_.declared(); }
+  // Held shared around every fence that is recorded without the stream's owner in the call, with capture_declared()
+  // asked inside; held exclusively while a capture is declared.
   std::shared_mutex& capture_gate() { return captures_.gate(); }
 
   // Every heap there ever was, without a lock: for who only reads what may be read so.
