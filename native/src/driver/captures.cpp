@@ -30,9 +30,12 @@ void Captures::tell() {
 }
 
 void Captures::begin() {
-  // Whoever fences without a stream's owner has either finished, or will see the capture.
-  const std::unique_lock gate(gate_);
-  declared_.fetch_add(1, std::memory_order_acq_rel);
+  // Counted first, so that nobody comes to the gate any more: whoever fences without a stream's owner has either
+  // finished once it is ours, or sees the capture.
+  declared_.fetch_add(1, std::memory_order_seq_cst);
+  {
+    const std::unique_lock gate(gate_);
+  }
   const std::lock_guard lock(mutex_);
   tell();
 }

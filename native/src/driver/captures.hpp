@@ -43,8 +43,8 @@ class Captures {
   bool any_seen() const { return seen_until_.load(std::memory_order_acquire) != 0; }
 
   // Held shared around every fence that is recorded without the stream's owner in the call, with declared() asked
-  // inside; held exclusively while a capture is being declared. Asking the stream itself is not enough: it may begin to
-  // capture, or join, right after it was asked.
+  // before and inside; taken exclusively once while a capture is being declared. Asking the stream itself is not
+  // enough: it may begin to capture, or join, right after it was asked.
   std::shared_mutex& gate() { return gate_; }
 
  private:

@@ -97,7 +97,7 @@ struct alignas(128) Heap {
   // With page guards: tickets issued when a call last named the stream, after which work may have been queued.
   std::atomic<order::Ticket> named_ticket{0};
   std::atomic<bool> known{false};  // in the stream table; else spare
-  bool own = false;                // a relay stream of the pool itself
+  std::atomic<bool> own{false};    // a relay stream of the pool itself
   // Of what a stream captures (`stream.captured`): its graph, and the stream's key while it captures.
   std::shared_ptr<const GraphLife> graph;
   std::uint64_t captured_on = 0;

@@ -24,15 +24,17 @@ bool Core::poll_stream(Heap& heap, bool fence_legacy) {
   }
   bool fenced = false;
   if (s.issued.load(std::memory_order_acquire) > s.fenced.load(std::memory_order_acquire)) {
+    // The pool's own streams take no part in any capture. Asked before the gate, so that who declares one gets there.
+    const auto kept_off = [&] { return !heap.own && streams_.capture_declared(); };
+    std::shared_lock gate(streams_.capture_gate(), std::defer_lock);
+    if (s.lasting && !kept_off()) gate.lock();
     // Inside the gate: whether it may be touched, and by which handle, does not change under it.
-    std::shared_lock gate(streams_.capture_gate());
-    driver::CaptureState capture;
-    const bool own = s.lasting && heap.own;  // of the pool: takes no part in any capture
-    const bool declared = s.lasting && !own && streams_.capture_declared();
-    if (declared) s.owed.store(true, std::memory_order_release);  // its owner's next call fences it
+    const bool touchable = gate.owns_lock() && s.lasting && !kept_off();
+    if (s.lasting && !touchable) s.owed.store(true, std::memory_order_release);  // its owner's next call fences it
     // A record on the legacy stream would kill the capture of any blocking stream.
-    const bool allowed = own || (s.lasting && !declared &&
-                                 (!s.legacy || (fence_legacy && options_.legacy_fences && !streams_.capture_known())));
+    const bool allowed =
+        touchable && (!s.legacy || (fence_legacy && options_.legacy_fences && !streams_.capture_known()));
+    driver::CaptureState capture;
     if (allowed && driver_->stream_is_capturing(s.handle, &capture).ok() && !capture.capturing) {
       if (s.legacy) {
         // Asking whether it is idle would wait for nobody, but a fence is what its counter and option are about.
@@ -58,7 +60,7 @@ void Core::recover_dropped() {
 
 // A context event for marks that no stream will ever fence: their stream is gone, or nobody names it again. True: made.
 bool Core::recover() {
-  if (!options_.recover_stranded || fences_.context_pending()) return false;
+  if (!options_.recover_stranded || fences_.context_pending() || streams_.capture_known()) return false;
   std::shared_lock gate(streams_.capture_gate());
   return !streams_.capture_known() && fences_.record_context(streams_.states());
 }

@@ -297,7 +297,6 @@ void StreamTable::forget_all() {
 Heap* StreamTable::adopt(StreamHandle handle, Failure* failure) {
   Named named;
   if (register_stream(handle, &named, failure) != Errc::ok) return nullptr;
-  const std::unique_lock gate(capture_gate());
   named.heap()->own = true;
   return named.heap();
 }
