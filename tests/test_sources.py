@@ -32,8 +32,8 @@ def fresh_device() -> Any:
 
 
 @pytest.mark.parametrize("name", BEST_PEER)
-def test_no_peer_holds_less_memory_for_a_trace_in_the_default_settings(name: str) -> None:
-    result = replay(TRACES / f"{name}.csv.gz", fresh_device(), "production", passes=2)
+def test_no_peer_holds_less_memory_for_a_trace_in_the_default_settings_however_often_it_comes(name: str) -> None:
+    result = replay(TRACES / f"{name}.csv.gz", fresh_device(), "production", passes=10)
     assert result.is_clean, result.verdict
     assert result.ratio <= BEST_PEER[name]
 

@@ -638,6 +638,27 @@ STREAMPOOL_TEST(
   }
 }
 
+STREAMPOOL_TEST("blocks of a little more than half a handle lie side by side") {
+  PoolScene scene;
+  const StreamHandle s = scene.lasting();
+  constexpr Bytes kSize = 1200 * kKiB;
+  constexpr int kBlocks = 100;
+  for (int i = 0; i < kBlocks; ++i) scene.alloc(kSize, s);
+  CHECK(scene.core->stats().reserved <= kBlocks * kSize + 2 * kMiB);
+}
+
+STREAMPOOL_TEST("a small block lies at the far end of what is free, so that what is large keeps its place") {
+  PoolScene scene(limited(10 * kMiB));
+  const StreamHandle s = scene.lasting();
+  const BlockRef whole = scene.alloc(8 * kMiB, s);
+  scene.alloc(2 * kMiB, s);  // behind it; at the edge small blocks lie side by side, where growth adds to the rest
+  scene.free(whole, s);
+  const BlockRef small = scene.alloc(100 * kKiB, s);
+  CHECK_EQ(small.address, whole.address + 8 * kMiB - round_up(100 * kKiB, Bytes{512}));
+  const BlockRef large = scene.alloc(7 * kMiB, s);
+  CHECK_EQ(large.address, whole.address);
+}
+
 // Reported by a run under load: out of memory far below the limit, where others took what had just been grown.
 STREAMPOOL_TEST("memory that others trim away before its thread finds it is asked for again") {
   pool::Options options = steady();

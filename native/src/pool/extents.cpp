@@ -38,7 +38,12 @@ Extent* Core::fit(Heap& t, Bytes bytes, Bytes alignment, bool strict, Ticket* ow
   if (best == nullptr) return nullptr;
   *own = best == mine ? best->stamp : 0;
   *path = best == mine ? Path::own : Path::fresh;
-  return extents_.carve(best, round_up(best->begin, alignment), bytes, ExtentState::taken);
+  // What is smaller than a handle lies at the end, away from the large, so that runs of whole handles last; but where
+  // growth can add memory behind, the rest stays beside it.
+  const bool at_edge = best->next != nullptr && best->next->state == ExtentState::unmapped;
+  const Address at = bytes < granularity_ && !at_edge ? (best->end() - bytes) / alignment * alignment
+                                                      : round_up(best->begin, alignment);
+  return extents_.carve(best, at, bytes, ExtentState::taken);
 }
 
 // The same, and where there is none, a run of them.
