@@ -34,7 +34,7 @@ enum class Moving : std::uint8_t { none, slack, all };
 // A handle is given back or moved only whole, and costs by count: growth is cut into handles, each at most this part of
 // what the pool holds, or this part of the growth itself where that is more, and never larger than kLargestHandle. The
 // last one is as small as it must be.
-inline constexpr Bytes kHandleShare = 128;
+inline constexpr Bytes kHandleShare = 64;
 inline constexpr Bytes kHandleCount = 16;
 // Under a limit what can neither move nor go back may be what is missing: there a handle is at most this part of it.
 inline constexpr Bytes kLimitShare = 512;
