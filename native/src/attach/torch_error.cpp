@@ -18,8 +18,8 @@ struct SourceLocation {
   std::uint32_t line;
 };
 
-// c10::OutOfMemoryError as the symbols of a library give it: its type, its virtual table, and a constructor of its own or
-// of its base, c10::Error.
+// c10::OutOfMemoryError as the symbols of a library give it: its type, its virtual table, and a constructor of its own
+// or of its base, c10::Error.
 struct OutOfMemoryError {
   using Constructor = void (*)(void* self, SourceLocation, std::string);
   using Destructor = void (*)(void* self);
@@ -50,8 +50,9 @@ OutOfMemoryError find_in(const char* library) {
   return found;  // it stays open: it is PyTorch's
 }
 
-// Before PyTorch 2.12 the class has all its code in a header, and each library that throws it has the type and the table:
-// libc10_cuda.so does, and needs libc10.so, so that one look finds the constructor too. Types of one name are one type.
+// Up to PyTorch 2.11 the class has all its code in a header, and each library that throws it has the type and the
+// table: libc10_cuda.so does, and needs libc10.so, so that one look finds the constructor too. Types of one name are
+// one type.
 OutOfMemoryError find() {
   const OutOfMemoryError found = find_in("libc10.so");
   return found.is_found() ? found : find_in("libc10_cuda.so");
