@@ -79,7 +79,7 @@ def pytest_runtest_makereport(
     return report
 
 
-# -- in the process that reports ----------------------------------------------------------------------------------------
+# -- in the process that reports ------------------------------------------------------------------------------------
 
 
 class _Report:

@@ -291,9 +291,12 @@ def test_a_borrowers_stream_waits_for_what_is_queued_on_the_blocks(gpu: GpuScene
     pool = gpu.pool()
     ours = gpu.stream(pool)
     block = pool.allocate(100_000, stream=ours)
+    theirs = cupy.cuda.Stream(non_blocking=True)
+    with theirs:
+        cupy.zeros(100_000, dtype="u1").copy()  # what loads and takes memory may wait for work that is stuck
+    theirs.synchronize()
     gate = gpu.gate(ours)
     gpu.write_pattern(ours, block, 5)
-    theirs = cupy.cuda.Stream(non_blocking=True)
     with theirs:
         copy = cupy.from_dlpack(block).copy()
     gpu.assert_held()
