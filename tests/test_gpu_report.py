@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,11 @@ _core.open_device = lambda name: ClaimedGpu()
 """
 
 
-def test_tests_that_are_spread_over_processes_are_judged_alike(pytester: pytest.Pytester) -> None:
+def test_tests_that_are_spread_over_processes_are_judged_alike(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     pytester.makeini("[pytest]\nmarkers = gpu: needs a GPU\n")
     pytester.makeconftest(_SPREAD)
     pytester.makepyfile(
