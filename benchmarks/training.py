@@ -31,7 +31,7 @@ class Way:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-RUN = ("-m", "streampool", "run", "--device", "cuda")
+RUN = ("-P", "-m", "streampool", "run", "--device", "cuda")
 WAYS = (
     Way("plain"),
     Way("plain, expandable segments", environment=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)),

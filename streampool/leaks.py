@@ -332,7 +332,8 @@ def find_leaks(
             pool=pool,
             device=device,
             growth=group.growth,
-            ages=group.ages(max(group.times) if now is None else now) if group.growth else (),
+            # A library's own pools say no times.
+            ages=group.ages(max(group.times) if now is None else now) if group.growth and any(group.times) else (),
             held_by=_chain(group, chains or {}),
         )
         for (leak_class, frames, _), group in groups.items()

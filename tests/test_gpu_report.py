@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,57 @@ def test_a_test_that_called_the_cuda_driver_counts(suite: Any) -> None:
     assert (code, report["passed"]) == (0, True)
     assert report["tests"][0]["driver_calls"] == 3
     assert report["tests"][0]["device"] == "cuda:0"
+
+
+def test_a_line_is_written_as_each_test_ends(suite: Any, pytester: pytest.Pytester) -> None:
+    for _ in range(2):  # a second run begins anew
+        _, report = suite("ClaimedGpu.count += 3")
+        lines = Path(pytester.path, "out", "gpu-tests.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == report["tests"]
+
+
+_SPREAD = """
+import pytest
+from streampool import _core
+class ClaimedGpu:
+    name, version, ordinal, count = "cuda:0", "claimed", 0, 0
+    def calls(self): return {"mem_alloc": self.count}
+_core.open_device = lambda name: ClaimedGpu()
+"""
+
+
+def test_tests_that_are_spread_over_processes_are_judged_alike(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    pytester.makeini("[pytest]\nmarkers = gpu: needs a GPU\n")
+    pytester.makeconftest(_SPREAD)
+    pytester.makepyfile(
+        """
+        import os
+        import pytest
+        from streampool import _core
+        pytestmark = pytest.mark.gpu
+        @pytest.mark.parametrize("n", range(4))
+        def test_calls(n): type(_core.open_device("")).count += 1
+        def test_child(record_property): record_property("device", "cuda:0")
+        def test_nothing(): pass
+        def test_crash(): os._exit(9)
+        """
+    )
+    done = pytester.runpytest_subprocess("-p", "gpu_report", "--gpu-report", "out", "-m", "gpu", "-n", "2")
+    assert done.ret == 1
+    report = json.loads(Path(pytester.path, "out", "gpu-report.json").read_text())
+    found = {test["name"].partition("::")[2]: test for test in report["tests"]}
+    assert {name: test["problems"] for name, test in found.items()} == {
+        **{f"test_calls[{n}]": [] for n in range(4)},
+        "test_child": [],
+        "test_nothing": ["made no call of the CUDA driver and names no device"],
+        "test_crash": ["failed"],
+    }
+    assert found["test_calls[0]"]["driver_calls"] == 1
+    assert found["test_child"]["device"] == "cuda:0"
 
 
 def test_a_test_that_says_where_its_child_ran_counts(suite: Any) -> None:

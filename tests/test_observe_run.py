@@ -14,6 +14,7 @@ import pytest
 from libraries import MIB, Torch
 
 from streampool import report
+from streampool.cli import _watch
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
@@ -69,7 +70,14 @@ def test_run_in_observe_mode_names_a_line_that_only_grows(tmp_path: Path) -> Non
     assert done.returncode == 1, done.stderr
     assert "growing" in done.stderr
     assert "in train" in done.stderr
+    assert "under 1 s" not in done.stderr, "PyTorch does not say when"
     assert "in load" not in done.stderr.partition("growing")[2].partition("held")[0]
+
+
+def test_an_epoch_that_takes_long_by_itself_keeps_nobody_from_seeing_growth() -> None:
+    pause_after = _watch._EpochClock.pause_after
+    assert pause_after(2.0, 0.0) == pause_after(0.001, 2.0) == pause_after(0.001, 0.001)
+    assert pause_after(2.0, 2.0) >= 20
 
 
 def test_run_in_observe_mode_ends_well_where_nothing_grows_and_with_3_where_nothing_was_seen(tmp_path: Path) -> None:

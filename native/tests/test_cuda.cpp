@@ -308,17 +308,25 @@ STREAMPOOL_TEST("cuda: every method makes its call, counted under its name") {
   check_code(device.stream_id(stream, &id), Code::capturing, 900, "stream_id");
   int ended = 0;
   const auto end_one = [](void* object) { ++*static_cast<int*>(object); };
+  stub->invalidated = true;
+  CHECK(device.stream_is_capturing(stream, &state).ok() && state.capturing && state.id == 0);
+  check_code(device.graph_retain(stream, 77, end_one, &ended), Code::capturing, 901, "graph_retain");
+  stub->invalidated = false;
   check_code(device.graph_retain(stream, 78, end_one, &ended), Code::capturing, 901, "graph_retain");  // another's id
   stub->failing_result = 999;
-  for (const char* call : {"cuUserObjectCreate", "cuGraphRetainUserObject"}) {
+  for (const char* call : {"cuStreamGetCaptureInfo", "cuUserObjectCreate", "cuGraphRetainUserObject"}) {
     stub->failing = call;
-    CHECK(!device.graph_retain(stream, 77, end_one, &ended));
+    CHECK_EQ(device.graph_retain(stream, 77, end_one, &ended).number, 999);
+    CHECK_EQ(stub->user_objects, 0);  // and nothing is left of it
   }
   stub->failing = "";
-  CHECK(device.graph_retain(stream, 77, end_one, &ended).ok());
+  for (int i = 0; i < 2; ++i) CHECK(device.graph_retain(stream, 77, end_one, &ended).ok());
   CHECK_EQ(ended, 0);
+  CHECK_EQ(stub->user_objects, 2);
+  CHECK_EQ(stub->strict_calls.load(), 0);
   stub.function<void (*)()>("stub_end_graph")();
-  CHECK_EQ(ended, 1);
+  CHECK_EQ(ended, 2);
+  CHECK_EQ(stub->user_objects, 0);
   CHECK(device.event_destroy(event).ok());
   CHECK(device.stream_destroy(stream).ok());
   CHECK_EQ(stub->live, live);

@@ -31,6 +31,7 @@ constexpr std::uint64_t kKey = 0xFEDCBA9876543211ull;
 constexpr int kCaptureGlobal = 0;
 
 struct NoGpu {};
+using Executable = struct ExecutableTag*;  // CUgraphExec
 
 // cuda:0 and the functions that only tests call. Throws NoGpu where there is none.
 struct Gpu {
@@ -46,6 +47,9 @@ struct Gpu {
     resolve(&begin_capture, "cuStreamBeginCapture", 10010);
     resolve(&end_capture, "cuStreamEndCapture", 10000);
     resolve(&destroy_graph, "cuGraphDestroy", 10000);
+    resolve(&instantiate, "cuGraphInstantiateWithFlags", 11040);
+    resolve(&launch_graph, "cuGraphLaunch", 10000);
+    resolve(&destroy_executable, "cuGraphExecDestroy", 10000);
     resolve(&launch_host, "cuLaunchHostFunc", 10000);
     resolve(&set_current, "cuCtxSetCurrent", 4000);
     resolve(&synchronize, "cuStreamSynchronize", 2000);
@@ -91,6 +95,9 @@ struct Gpu {
   int (*begin_capture)(cuda::Stream, int) = nullptr;
   int (*end_capture)(cuda::Stream, cuda::Graph*) = nullptr;
   int (*destroy_graph)(cuda::Graph) = nullptr;
+  int (*instantiate)(Executable*, cuda::Graph, unsigned long long) = nullptr;
+  int (*launch_graph)(Executable, cuda::Stream) = nullptr;
+  int (*destroy_executable)(Executable) = nullptr;
   int (*launch_host)(cuda::Stream, void (*)(void*), void*) = nullptr;
   int (*set_current)(cuda::Context) = nullptr;
   int (*synchronize)(cuda::Stream) = nullptr;
@@ -361,6 +368,60 @@ GPU_TEST("gpu: calls that are allowed during a capture in global mode leave it w
   CHECK_EQ(failure, "");
   CHECK(gpu->mem_free(Kind::device, at).ok());
   CHECK(gpu->event_destroy(old).ok());
+}
+
+GPU_TEST(
+    "gpu: what a graph retains ends once the graph, what was made of it and its launches are gone, and no sooner") {
+  TestStream captured(gpu);
+  const Address at = gpu.alloc(Kind::device, 4096);
+  // Freed by a thread of the driver's, at the process's end at the latest.
+  static std::atomic<int> ended{0};
+  const auto end_one = [](void* count) { ++*static_cast<std::atomic<int>*>(count); };
+  const auto ends = [&] {
+    for (int i = 0; i < 5000 && ended == 0; ++i) gpu->pause(0.001);
+    return ended.exchange(0);
+  };
+  CaptureState state;
+  gpu.set_current(gpu.context);
+  CHECK_EQ(gpu.begin_capture(captured.raw(), kCaptureGlobal), 0);
+  gpu.set_current(nullptr);
+  CHECK(gpu->stream_is_capturing(captured.handle, &state).ok() && state.capturing);
+  CHECK(gpu->graph_retain(captured.handle, state.id + 1, end_one, &ended).number == 901);
+  CHECK(gpu->graph_retain(captured.handle, state.id, end_one, &ended).ok());
+  CHECK(gpu->fill(captured.handle, at, 0x11, 4096).ok());
+  gpu.set_current(gpu.context);
+  cuda::Graph graph = nullptr;
+  Executable executable = nullptr;
+  CHECK_EQ(gpu.end_capture(captured.raw(), &graph), 0);
+  CHECK_EQ(gpu.instantiate(&executable, graph, 0), 0);
+  CHECK_EQ(gpu.destroy_graph(graph), 0);
+  CHECK_EQ(gpu.launch_graph(executable, captured.raw()), 0);
+  gpu.finish(captured.handle);
+  CHECK_EQ(ended.load(), 0);
+  {
+    Gate gate;
+    gate.hold(gpu, captured.handle);
+    gpu.set_current(gpu.context);
+    CHECK_EQ(gpu.launch_graph(executable, captured.raw()), 0);
+    CHECK_EQ(gpu.destroy_executable(executable), 0);
+    gpu.set_current(nullptr);
+    gpu->pause(0.1);
+    CHECK(ended == 0 || !gate.held);
+  }
+  gpu.finish(captured.handle);
+  CHECK_EQ(ends(), 1);
+
+  // A capture that is lost has no graph.
+  CHECK(!survives_capture(gpu, captured.raw(), [&] {
+    CHECK(gpu->stream_is_capturing(captured.handle, &state).ok());
+    CHECK(gpu->graph_retain(captured.handle, state.id, end_one, &ended).ok());
+    std::uint64_t id = 0;
+    CHECK(gpu->stream_id(captured.handle, &id).code == Code::capturing);
+    CHECK(gpu->stream_is_capturing(captured.handle, &state).ok() && state.capturing && state.id == 0);
+    CHECK(gpu->graph_retain(captured.handle, state.id, end_one, &ended).code == Code::capturing);
+  }));
+  CHECK_EQ(ends(), 1);
+  CHECK(gpu->mem_free(Kind::device, at).ok());
 }
 
 GPU_TEST("gpu: what is illegal in a capture answers capturing, and asking the legacy stream harms nothing") {

@@ -39,7 +39,7 @@ class _EpochClock:
     """Ends an epoch now and then, on a thread of its own, for the class of growing leaks. Takes little of one core."""
 
     _PERIOD = 0.5  # seconds
-    _SHARE = 20  # an epoch that takes long is followed by a pause so many times as long
+    _SHARE = 20  # epochs that take long are followed by a pause so many times as long
 
     def __init__(self, observe: Callable[[], None]) -> None:
         self._observe = observe
@@ -48,12 +48,21 @@ class _EpochClock:
         self._thread.start()
 
     def _run(self) -> None:
-        pause = self._PERIOD
+        pause, before = self._PERIOD, 0.0
         while not self._stop.wait(pause):
             begin = time.monotonic()
             with contextlib.suppress(Exception):  # a pool closed meanwhile; the report does not depend on this
                 self._observe()
-            pause = max(self._PERIOD, self._SHARE * (time.monotonic() - begin))
+            taken = time.monotonic() - begin
+            pause, before = self.pause_after(taken, before), taken
+
+    @classmethod
+    def pause_after(cls, taken: float, before: float) -> float:
+        """Give the pause behind an epoch, in seconds, from what it and the one before it took.
+
+        One that takes long by itself is forgiven: PyTorch's first snapshot does, a second or two.
+        """
+        return max(cls._PERIOD, cls._SHARE * min(taken, before))
 
     def stop(self) -> None:
         self._stop.set()

@@ -67,17 +67,28 @@ class Capture:
     def __init__(self, stream: Any) -> None:
         self.stream = handle_of(stream)
         self.graph: Any = None
+        self._ready: Any = None
 
     @property
     def is_valid(self) -> bool:
         """Whether the capture ended with a graph."""
         return self.graph is not None
 
+    def prepare(self, stream: Any) -> None:
+        """Load what the next `queue` launches: loading may wait for work that is stuck."""
+        from cuda.bindings import driver
+
+        self._ready = ok(driver.cuGraphInstantiate(self.graph, 0))
+        ok(driver.cuGraphUpload(self._ready, handle_of(stream)))
+        sync_stream(stream)
+
     def queue(self, stream: Any) -> None:
         """Queue the captured work once on `stream`. What is launched outlives the graph that it was made of."""
         from cuda.bindings import driver
 
-        runnable = ok(driver.cuGraphInstantiate(self.graph, 0))
+        runnable, self._ready = self._ready, None
+        if runnable is None:
+            runnable = ok(driver.cuGraphInstantiate(self.graph, 0))
         try:
             ok(driver.cuGraphLaunch(runnable, handle_of(stream)))
         finally:

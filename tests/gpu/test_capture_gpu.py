@@ -70,11 +70,13 @@ def test_a_graphs_memory_is_everybodys_once_the_graph_is_gone_and_its_launches_a
         block = pool.allocate(40 * MIB, stream=stream)
         gpu.write_pattern(stream, block, 1)
         block.close(stream)
+    captured.prepare(stream)
     with gpu.gate(stream):
         captured.queue(stream)  # behind the gate
         captured.destroy()
         with pytest.raises(sp.OutOfMemoryError):
             pool.allocate(40 * MIB, stream=other)
+        gpu.assert_held()
     driver.sync_stream(stream)
     end = time.monotonic() + 10  # the driver calls back from a thread of its own
     while True:
@@ -99,6 +101,7 @@ def test_an_undeclared_capture_of_a_stream_that_is_not_lasting_is_found(gpu: Gpu
     assert gpu.read(target) == pattern(4096, 3)
     target.close(stream)
     pool.allocate(4096, stream=stream).close(stream)  # all is as before
+    captured.destroy()
 
 
 @pytest.mark.parametrize("mode", driver.MODES)
@@ -137,6 +140,7 @@ def test_use_of_other_streams_leaves_a_capture_whole(gpu: GpuScene, declared: bo
     captured.launch(captures)
     assert gpu.read(target) == pattern(4096, 4)
     assert pool.stats().fences_failed == 0
+    captured.destroy()
 
 
 def test_an_event_of_a_capture_is_refused(gpu: GpuScene) -> None:
@@ -146,10 +150,11 @@ def test_an_event_of_a_capture_is_refused(gpu: GpuScene) -> None:
     block = pool.allocate(4096, stream=other)
     event = gpu.device.create_event()
     handle = gpu.kernels._object(stream)
-    with pool.capturing(stream), driver.capture(stream):
+    with pool.capturing(stream), driver.capture(stream) as captured:
         gpu.write_pattern(stream, block, 1)
         handle.record(event)
         refused(lambda: block.record_event(event))
+    captured.destroy()
     block.close(other)
 
 
@@ -169,19 +174,26 @@ def test_no_context_event_is_made_while_a_capture_is_declared(gpu: GpuScene) -> 
         pool.free_raw(pointer, stream=stays)
 
 
-def test_a_graph_builder_of_cuda_core_is_refused_like_its_stream(gpu: GpuScene) -> None:
+def test_a_graph_builder_of_cuda_core_is_served_like_its_stream(gpu: GpuScene) -> None:
     pool = gpu.pool()
     stream = gpu.stream()
     target = pool.allocate(4096, stream=stream)
     builder = stream.create_graph_builder()
     with pool.capturing(builder):
         builder.begin_building("global")
-        gpu.write_pattern(builder, target, 5)
-        refused(lambda: pool.allocate(4096, stream=builder))
+        temporary = pool.allocate(4096, stream=builder)
+        where = temporary.handle
+        gpu.write_pattern(builder, temporary, 5)
+        gpu.copy(builder, target, temporary)
+        temporary.close(builder)
         builder.end_building()
     graph = builder.complete()
+    other = pool.allocate(4096, stream=stream)
+    assert other.handle != where, "the graph's"
+    gpu.write_pattern(stream, other, 6)
     graph.launch(stream)
     stream.sync()
     assert gpu.read(target) == pattern(4096, 5)
+    assert gpu.read(other) == pattern(4096, 6)
     graph.close()
     builder.close()

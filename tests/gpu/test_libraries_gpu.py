@@ -59,16 +59,14 @@ def test_an_unmodified_training_script_is_clean_and_its_result_is_pytorchs_own(
 ) -> None:
     pytest.importorskip("torch")
     plain = out(TRAINING)
-    script = tmp_path / "program.py"
     ended = watched(
         tmp_path, TRAINING, "--mode", mode, lookalikes=False, device="cuda", STREAMPOOL_OPTIONS=f"segments={segments}"
     )
     assert ended.code == 0, ended.err
     assert ended.out.splitlines() == plain
     assert ended.library("torch")["other_bytes"] == 0
-    assert ended.err.startswith("COVERAGE: torch 100 % of its bytes")
+    assert "COVERAGE: torch 100 % of its bytes" in ended.err
     assert ended.report["faults"] == []
-    assert script.exists()
 
 
 def test_pytorchs_own_out_of_memory_error_is_raised_and_the_next_allocation_works() -> None:
@@ -101,6 +99,9 @@ import streampool as sp
 sp.install("torch")
 side = torch.cuda.Stream()
 a = torch.full((1 << 20,), 7.0, device="cuda")
+torch.cuda._sleep(1)  # kernels are loaded when first launched, which may wait for work that is under way
+warm = a * 1
+torch.cuda.synchronize()
 side.wait_stream(torch.cuda.current_stream())
 with torch.cuda.stream(side):
     torch.cuda._sleep(200_000_000)
@@ -195,17 +196,18 @@ def test_what_grows_in_a_training_loop_is_a_leak_at_its_line(tmp_path: Path) -> 
         import torch
         import streampool as sp
         w = torch.ones(1 << 18, device="cuda", requires_grad=True)
+        (pool,) = next(served.pools for served in sp.installed() if served.library == "torch")
         losses = []
         for step in range(12):
             losses.append(w * 2)  # the leak
-            sp.installed()[0].pools[0].check()
+            pool.check()
         """,
         "--mode",
         "debug",
     )
     assert ended.code == 1, ended.err
     (leak,) = [leak for leak in ended.report["leaks"] if leak["class"] == "growing"]
-    assert any(frame["line"] == 7 and frame["file"].endswith("program.py") for frame in leak["allocated_at"])
+    assert any(frame["line"] == 8 and frame["file"].endswith("program.py") for frame in leak["allocated_at"])
     assert leak["held_by"][0] == "module __main__: losses"
 
 
@@ -238,17 +240,17 @@ def test_cupys_programs_are_right_and_wholly_watched(tmp_path: Path) -> None:
         import cupy
         with cupy.cuda.Stream(non_blocking=True) as stream:
             a = cupy.arange(1 << 20, dtype="f4")
-            b = cupy.sort(a[::-1]) @ a / 1e12
+            b = (cupy.sort(a[::-1]) * a).sum()
             stream.synchronize()
-            print(round(float(b), 1))
-        host = cupy.asnumpy(a)
+            print(abs(float(b) / 1e12 - 384306.6) < 1)
+        print(cupy.asnumpy(a)[-1])
         print(cupy.get_default_memory_pool().total_bytes())
         """,
         "--mode",
         "debug",
     )
     assert ended.code == 0, ended.err
-    assert ended.out.splitlines()[1] == "0"
+    assert ended.out.splitlines() == ["True", "1048575.0", "0"]
     assert ended.library("cupy")["other_bytes"] == 0
 
 
@@ -281,10 +283,7 @@ def test_pytorch_cupy_and_a_raw_kernel_share_memory_through_dlpack(tmp_path: Pat
     )
     assert ended.code == 0, ended.err
     assert ended.out == "3.0 30.0\n30.0\n"
-    assert {entry["library"]: entry["other_bytes"] for entry in ended.report["coverage"]["libraries"]} == {
-        "torch": 0,
-        "cupy": 0,
-    }
+    assert (ended.library("torch")["other_bytes"], ended.library("cupy")["other_bytes"]) == (0, 0)
 
 
 def test_a_borrowers_stream_waits_for_what_is_queued_on_the_blocks(gpu: GpuScene) -> None:
@@ -292,9 +291,12 @@ def test_a_borrowers_stream_waits_for_what_is_queued_on_the_blocks(gpu: GpuScene
     pool = gpu.pool()
     ours = gpu.stream(pool)
     block = pool.allocate(100_000, stream=ours)
+    theirs = cupy.cuda.Stream(non_blocking=True)
+    with theirs:
+        cupy.zeros(100_000, dtype="u1").copy()  # what loads and takes memory may wait for work that is stuck
+    theirs.synchronize()
     gate = gpu.gate(ours)
     gpu.write_pattern(ours, block, 5)
-    theirs = cupy.cuda.Stream(non_blocking=True)
     with theirs:
         copy = cupy.from_dlpack(block).copy()
     gpu.assert_held()

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* Throws when there is no memory: c10::OutOfMemoryError where PyTorch's libc10.so is loaded and has what it takes, else
+/* Throws when there is no memory: c10::OutOfMemoryError where the PyTorch that is loaded has what it takes, else
  * std::runtime_error; the text has the whole account. */
 SP_API void* sp_torch_alloc(size_t size, int device, sp_stream stream);
 

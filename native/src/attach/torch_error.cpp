@@ -18,7 +18,7 @@ struct SourceLocation {
   std::uint32_t line;
 };
 
-// c10::OutOfMemoryError as the symbols of libc10.so give it: its type, its virtual table, and a constructor of its own
+// c10::OutOfMemoryError as the symbols of a library give it: its type, its virtual table, and a constructor of its own
 // or of its base, c10::Error.
 struct OutOfMemoryError {
   using Constructor = void (*)(void* self, SourceLocation, std::string);
@@ -32,9 +32,9 @@ struct OutOfMemoryError {
 
 constexpr std::size_t kRoom = 1024;  // for the object; 128 bytes in PyTorch 2.14
 
-OutOfMemoryError find() {
+OutOfMemoryError find_in(const char* library) {
   OutOfMemoryError found;
-  void* const c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* const c10 = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (c10 == nullptr) return found;
   found.type = static_cast<std::type_info*>(dlsym(c10, "_ZTIN3c1016OutOfMemoryErrorE"));
   void** const table = static_cast<void**>(dlsym(c10, "_ZTVN3c1016OutOfMemoryErrorE"));
@@ -47,7 +47,15 @@ OutOfMemoryError find() {
         "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"}) {
     if (found.construct == nullptr) found.construct = reinterpret_cast<OutOfMemoryError::Constructor>(dlsym(c10, name));
   }
-  return found;  // c10 stays open: it is PyTorch's
+  return found;  // it stays open: it is PyTorch's
+}
+
+// Up to PyTorch 2.11 the class has all its code in a header, and each library that throws it has the type and the
+// table: libc10_cuda.so does, and needs libc10.so, so that one look finds the constructor too. Types of one name are
+// one type.
+OutOfMemoryError find() {
+  const OutOfMemoryError found = find_in("libc10.so");
+  return found.is_found() ? found : find_in("libc10_cuda.so");
 }
 
 }  // namespace

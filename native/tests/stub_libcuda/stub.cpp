@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -68,6 +69,7 @@ void end_user_object(cuda::UserObject object) {
   const std::unique_ptr<std::pair<void (*)(void*), void*>> held(
       reinterpret_cast<std::pair<void (*)(void*), void*>*>(object));
   held->first(held->second);
+  --stub_state.user_objects;
 }
 
 cuda::Context primary() { return reinterpret_cast<cuda::Context>(&primary_context); }
@@ -371,20 +373,23 @@ cuda::Result cuStreamSynchronize(cuda::Stream stream) {
   return stub_state.busy ? cuda::kInvalidValue : cuda::kSuccess;  // it would wait, which the driver never does
 }
 
+// What a stream's capture is, as the driver has it.
+int capture_state(cuda::Stream stream) { return capturing[stream] ? stub_state.invalidated ? 2 : 1 : 0; }
+
 // A test declares that a stream captures.
 void stub_set_capturing(std::uintptr_t stream, bool on) { capturing[reinterpret_cast<cuda::Stream>(stream)] = on; }
 
 cuda::Result cuStreamIsCapturing(cuda::Stream stream, int* out) {
   STUB_BEGIN("cuStreamIsCapturing", stream);
-  *out = capturing[stream] ? 1 : 0;
+  *out = capture_state(stream);
   return cuda::kSuccess;
 }
 
 cuda::Result cuStreamGetCaptureInfo(cuda::Stream stream, int* state, std::uint64_t* id, cuda::Graph* graph,
                                     const void**, std::size_t*) {
   STUB_BEGIN("cuStreamGetCaptureInfo", stream);
-  *state = capturing[stream] ? 1 : 0;
-  *id = 77;
+  *state = capture_state(stream);
+  *id = 77;  // says nothing unless the capture is active
   if (graph != nullptr) *graph = capturing[stream] ? reinterpret_cast<cuda::Graph>(&capturing[stream]) : nullptr;
   return cuda::kSuccess;
 }
@@ -395,6 +400,7 @@ cuda::Result cuUserObjectCreate(cuda::UserObject* out, void* object, void (*dest
   STUB_BEGIN("cuUserObjectCreate");
   if (count != 1 || flags != cuda::kUserObjectNoDestructorSync) return cuda::kInvalidValue;
   *out = reinterpret_cast<cuda::UserObject>(new std::pair<void (*)(void*), void*>(destroy, object));
+  ++stub_state.user_objects;
   return cuda::kSuccess;
 }
 
@@ -405,9 +411,12 @@ cuda::Result cuUserObjectRelease(cuda::UserObject object, unsigned count) {
   return cuda::kSuccess;
 }
 
-cuda::Result cuGraphRetainUserObject(cuda::Graph, cuda::UserObject object, unsigned count, unsigned flags) {
+cuda::Result cuGraphRetainUserObject(cuda::Graph graph, cuda::UserObject object, unsigned count, unsigned flags) {
   STUB_BEGIN("cuGraphRetainUserObject");
-  if (count != 1 || flags != cuda::kGraphUserObjectMove) return cuda::kInvalidValue;
+  const bool known = std::any_of(capturing.begin(), capturing.end(), [&](const auto& one) {
+    return one.second && reinterpret_cast<cuda::Graph>(const_cast<bool*>(&one.second)) == graph;
+  });
+  if (!known || count != 1 || flags != cuda::kGraphUserObjectMove) return cuda::kInvalidValue;
   retained.push_back(object);
   return cuda::kSuccess;
 }

@@ -14,8 +14,9 @@ struct StubState {
   const char* missing = "";  // a function that cuGetProcAddress does not find
   const char* failing = "";  // a function that fails, with `failing_result`
   int failing_result = 0;
-  bool busy = false;        // launches wait, and stream queries say not ready, until it is false again
-  bool ptds_asked = false;  // somebody resolved a function without the flag for the legacy stream
+  bool invalidated = false;  // captures were lost, and not ended yet
+  bool busy = false;         // launches wait, and stream queries say not ready, until it is false again
+  bool ptds_asked = false;   // somebody resolved a function without the flag for the legacy stream
 
   // What happened to it.
   std::atomic<int> calls{0};            // calls that need a context
@@ -27,6 +28,7 @@ struct StubState {
   std::uint64_t release_threshold = 0;  // of the last pool
   int retained = 0;                     // of the primary context
   std::uint64_t generation = 1;         // of the primary context; a reset raises it
+  int user_objects = 0;                 // made and not destroyed
   std::int64_t live = 0;                // pieces of memory, handles, reservations, streams, events not given back
 };
 

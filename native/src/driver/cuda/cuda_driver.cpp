@@ -342,7 +342,8 @@ Status CudaDriver::stream_is_capturing(StreamHandle stream, CaptureState* out) {
     // The capture's id, which harms nothing to ask either. An invalidated capture has none: it stays 0.
     if (api.cuStreamGetCaptureInfo) {
       std::uint64_t id = 0;
-      if (api.cuStreamGetCaptureInfo(to_stream(stream), &state, &id, nullptr, nullptr, nullptr) == kSuccess)
+      if (api.cuStreamGetCaptureInfo(to_stream(stream), &state, &id, nullptr, nullptr, nullptr) == kSuccess &&
+          state == kCaptureStatusActive)
         out->id = id;
     }
     return result;
