@@ -235,6 +235,9 @@ def try_stack_walker() -> bool:
     """Compare both ways on the stack at hand; from then on the answer holds. For tests."""
 
 # -- numbers for metrics: native/src/pool/pulse.hpp -----------------------------------------------------------------
+BLOCK_RECORD_BYTES: int
+BLOCK_FACTS_BYTES: int
+
 def pulse_columns() -> list[tuple[str, str]]:
     """(name, 'gauge' | 'highest' | 'tally') of each number of a row."""
 

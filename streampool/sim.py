@@ -212,9 +212,7 @@ class _Clock:
         return _sim.clock_now()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass without waiting."""
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"time goes forward, by a finite number of seconds, not {seconds}")
+        """Let time pass without waiting: a finite number of seconds, 0 or more."""
         _sim.clock_advance(seconds)
 
 
@@ -644,9 +642,24 @@ class Device:
             How: ``"out_of_memory"``, ``"failed"``, ``"not_ready"``, ``"capturing"``, ``"not_supported"``,
             ``"invalid"``, ``"gone"``, or ``"lost"``, which lasts.
         """
-        if n < 1 or times < 1:
-            raise ValueError("n and times count from 1")
         self._core.fail_call(name, n, times, code)
+
+    def before_call(self, name: str, body: Callable[[], object]) -> None:
+        """Call `body` once, inside the next use of a driver call and before it has any effect.
+
+        It runs on the thread that makes the call: what another thread may do at just that moment, as to begin a capture
+        between a question and what follows from the answer. What it raises goes to ``sys.unraisablehook``.
+
+        Parameters
+        ----------
+        name
+            A key of `calls`.
+        body
+            The function. Calls of its own are made as any, but it may not wait for the caller.
+        """
+        if not callable(body):
+            raise TypeError(f"body must be something to call, not {body!r}")
+        self._core.before_call(name, body)
 
     def clear_failures(self) -> None:
         """Forget what `fail_call` asked for."""
@@ -795,6 +808,8 @@ _untaken: list[Race] = []  # of devices that nobody asked about yet
 
 def races(device: Device | None = None) -> list[Race]:
     """Give the races since the last call, on `device` or on all of them."""
+    if device is not None:
+        _must_be(Device, "device", device)
     with _races_lock:
         _untaken.extend(map(_race, _sim.races()))
         taken = [race for race in _untaken if device is None or race.device == device.name]

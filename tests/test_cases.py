@@ -828,7 +828,8 @@ child = os.fork()
 if child == 0:
     calls = [lambda: pool.allocate(1, stream=stream), lambda: pool.allocate_raw(1), lambda: pool.stats(),
              lambda: pool.reserve(1), lambda: pool.trim(), lambda: pool.check(), lambda: block.record_stream(stream),
-             lambda: pool.register_stream(stream), lambda: sp.Pool(dev)]
+             lambda: pool.register_stream(stream), lambda: sp.Pool(dev),
+             lambda: pool.begin_capturing(stream), lambda: pool.end_capturing(stream)]
     for i, call in enumerate(calls):
         try:
             call()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -345,6 +347,41 @@ print("child", os.waitstatus_to_exitcode(status))
     assert ran.out == "child 9\n"
     assert ran.code == 0, ran.err
     assert ran.err.count("SUMMARY") <= 1
+
+
+@pytest.mark.parametrize(("ends_by", "code"), [("os._exit(7)", 7), ("os.abort()", -signal.SIGABRT)])
+def test_what_a_program_without_an_end_leaves_behind_the_next_run_removes(
+    run: Any, tmp_path: Path, ends_by: str, code: int
+) -> None:
+    folders = tmp_path / "temporary"
+    folders.mkdir()
+    assert run(CLEAN, TMPDIR=str(folders)).code == 0
+    assert list(folders.iterdir()) == []
+    assert run(CLEAN + f"import os; {ends_by}\n", TMPDIR=str(folders)).code == code
+    (left,) = folders.iterdir()
+    living = folders / f"streampool-run-{os.getpid()}-living"
+    foreign = folders / left.name.replace("streampool-run-", "streampool-run-of-another-program-")
+    locked = folders / f"{left.name}-locked"  # a forked copy of a process that is gone
+    for folder in (living, foreign, locked):
+        shutil.copytree(left, folder)
+    assert run(CLEAN, TMPDIR=str(folders)).code == 0
+    assert left.is_dir(), "it might be on the way to its lock"
+    for folder in folders.iterdir():
+        os.utime(folder, (0, 0))
+    with (locked / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run(CLEAN, TMPDIR=str(folders)).code == 0
+        assert {folder.name for folder in folders.iterdir()} == {living.name, foreign.name, locked.name}
+    assert run(CLEAN, TMPDIR=str(folders)).code == 0
+    assert {folder.name for folder in folders.iterdir()} == {living.name, foreign.name}
+
+
+def test_a_program_that_closes_everything_it_finds_open_is_reported_all_the_same(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    ran = run(FAULTY + "import os; os.closerange(3, 256)\n", TMPDIR=str(tmp_path / "temporary"))
+    assert ran.code == 1, ran.err
+    assert len(ran.report["faults"]) == 1
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

@@ -69,6 +69,13 @@ def test_doctor_says_the_same_to_a_person() -> None:
         assert words in done.stdout
 
 
+def test_doctor_says_what_debug_mode_takes_by_the_cores_own_figures() -> None:
+    out = CliRunner().invoke(cli, ["doctor"]).stdout
+    section = out.partition("memory of mode debug, beside the blocks:")[2].partition("memory of mode paranoid")[0]
+    for words in ("guards: 512 B of a block", "quarantine: at most 64 MiB", f"facts: {_core.BLOCK_FACTS_BYTES} B"):
+        assert words in section, section
+
+
 def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_cuda(name: str, real=_core.open_device) -> _core.Driver:  # type: ignore[no-untyped-def]
         if name.startswith("cuda"):

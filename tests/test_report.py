@@ -474,6 +474,14 @@ def test_a_broken_rule_names_its_line(line: str, words: str) -> None:
         Suppressions.parse(["# fine", line], source="rules.txt")
 
 
+def test_every_word_that_an_unknown_kind_is_told_of_is_one() -> None:
+    with pytest.raises(ValueError, match="unknown kind 'leaks': there are ") as caught:
+        Suppressions.parse(["leaks:*"])
+    words = str(caught.value).partition("there are ")[2].split(", ")
+    assert words == [*FaultKind, *LeakClass, "leak", "*"]
+    assert [rule.kind for rule in Suppressions.parse([f"{word}:x" for word in words]).rules] == words
+
+
 @pytest.mark.parametrize("function", ["step", "<module>", "<lambda>", "A.f[0]*"])
 def test_the_suggested_rule_fits_its_own_finding(function: str) -> None:
     stack = (Frame("/app/a.py", 3, function),)

@@ -139,3 +139,13 @@ def test_a_new_stream_object_in_the_place_of_one_that_is_gone_is_another_stream(
             block.close(stream)
             del block, stream
         assert len(seen) == 50
+
+
+def test_what_was_not_entered_cannot_be_left() -> None:
+    with pytest.raises(RuntimeError, match="a stream is left more often than it was entered"):
+        sp.stream(1).__exit__(None, None, None)
+    scope = sp.scope("decode")
+    with scope:
+        pass
+    with pytest.raises(RuntimeError, match="scope 'decode' is left more often than it was entered"):
+        scope.__exit__(None, None, None)

@@ -6,6 +6,13 @@
 
 namespace streampool::python {
 
+// "stream" is the driver's id, and 0 for a block of a graph; then "capture" is the capture's.
+void put_stream(nb::dict d, std::uint64_t id) {
+  const bool captured = (id & kCapturedId) != 0;
+  d["stream"] = captured ? 0 : id;
+  d["capture"] = captured ? id & ~kCapturedId : 0;
+}
+
 nb::dict facts_dict(const debug::BlockFacts& f) {
   nb::dict d;
   d["serial"] = f.serial;
@@ -14,7 +21,7 @@ nb::dict facts_dict(const debug::BlockFacts& f) {
   d["size"] = f.size;
   d["begin"] = f.begin;
   d["reserved"] = f.reserved;
-  d["stream"] = f.stream;
+  put_stream(d, f.stream);
   d["allocated_thread"] = f.allocated_thread;
   d["freed_thread"] = f.freed_thread;
   d["allocated_time"] = f.allocated_time;

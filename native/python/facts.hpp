@@ -11,6 +11,7 @@ namespace streampool::python {
 
 namespace nb = nanobind;
 
+void put_stream(nb::dict d, std::uint64_t id);
 nb::dict facts_dict(const debug::BlockFacts& facts);
 nb::dict fault_dict(const debug::Fault& fault);
 nb::dict totals_dict(const debug::Totals& totals, const debug::PageGuardTotals& pages);

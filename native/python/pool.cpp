@@ -223,13 +223,14 @@ void bind_pool(nb::module_& m) {
       .def(
           "begin_capturing",
           [](PyPool& p, nb::handle stream) {
-            stream_handle(stream, *p.core, "begin_capturing");
-            unlocked([&] { p.core->begin_capture(); });
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "begin_capturing");
+            guarded([&](Failure* f) { return p.core->begin_capture(handle, f); });
           },
           nb::arg("stream").none())
       .def(
           "end_capturing",
           [](PyPool& p, nb::handle stream) {
+            must_not_be_forked();
             // A stream that was closed meanwhile ends its capture too, or the pool would see it open for ever.
             must_look_like_a_stream(stream);
             driver::StreamHandle handle = 0;

@@ -39,6 +39,9 @@ nb::list as_tuples(const std::vector<observe::Event>& events) {
 }  // namespace
 
 void bind_pulse(nb::module_& m) {
+  // Host memory of a block's record, in every mode, and of a tracked block's facts.
+  m.attr("BLOCK_RECORD_BYTES") = sizeof(pool::BlockRecord);
+  m.attr("BLOCK_FACTS_BYTES") = sizeof(pool::BlockExtra);
   // (name, "gauge" | "highest" | "tally") of each number of a row.
   m.def("pulse_columns", [] {
     nb::list out;

@@ -26,6 +26,7 @@ Examples:
   streampool report out.json
   streampool report out.json --format html --output out.html
   streampool report out.json --format suppressions > known.txt
+  streampool report guards.jsonl --format html --output guards.html    (page_guard_records)
 
 \b
 Exit codes: 0 it was printed, 2 wrong use, or a file that is no whole report.""",
@@ -95,9 +96,12 @@ def _records(file: Path, form: str, suppressions: Path | None) -> str:
     """Give what the records of page guards say: the candidates for an access that stopped the device."""
     from streampool.page_guards import read_records
 
-    if form != "text" or suppressions is not None:
-        raise click.UsageError(f"{file} holds records of page guards, one JSON object a line: there is only their text")
-    return read_records(file).to_text()
+    if form == "suppressions" or suppressions is not None:
+        raise click.UsageError(
+            f"{file} holds records of page guards, whose finding cannot be suppressed: nothing works after it"
+        )
+    records = read_records(file)
+    return {"json": records.to_json, "html": records.to_html}.get(form, records.to_text)()
 
 
 def _put(text: str, output: Path | None, *, force: bool) -> None:

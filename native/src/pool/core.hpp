@@ -178,6 +178,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc register_stream(driver::StreamHandle stream, Failure* failure);
   Errc forget_stream(driver::StreamHandle stream, Failure* failure);
   void begin_capture();
+  // The same for a stream that is known, which must be one that can capture.
+  Errc begin_capture(driver::StreamHandle stream, Failure* failure);
   Errc end_capture(driver::StreamHandle stream, Failure* failure);  // 0: not known any more
   bool capture_known() const { return streams_.capture_known(); }
 

@@ -85,8 +85,6 @@ struct Failure {
 // Not ok in a forked child and while the process exits (R22): then nothing but a free, which is ignored, may be called.
 Errc refuse_when_ending(Failure* failure);
 
-// Set in the id under which blocks of a captured graph are known; the rest is the capture's id.
-inline constexpr std::uint64_t kCapturedId = std::uint64_t{1} << 63;
 // "stream 17", or "capture 3".
 std::string stream_text(std::uint64_t id);
 
