@@ -177,7 +177,7 @@ class Pool:
         self, timeout: float = 10.0
     ) -> dict[str, Any]: ...  # checked_blocks, checked_bytes, faults, not_checked: list of facts
     def take_faults(self) -> list[dict[str, Any]]: ...  # fault.hpp, field by field
-    def holders(self) -> list[Held]: ...
+    def holders(self, by_tag: bool = False) -> list[Held]: ...
     def free_pieces(
         self, most: int
     ) -> list[tuple[int, str]]: ...  # bytes, "any_stream" | "own_stream" | "waiting"; largest first
@@ -255,10 +255,10 @@ def read_pulse(
     """A row a device, name and kind; with `each_pool` a row a pool. No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
 
 Held = tuple[
-    int, int, int, int, int, float, int
-]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted), age of the oldest, bytes older than an hour
+    int, int, int, int, int, float, int, str
+]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted), age of the oldest, bytes older than an hour, tag (by_tag)
 
-def read_holders() -> list[tuple[str, str, str, int, list[Held]]]:
+def read_holders(by_tag: bool = False) -> list[tuple[str, str, str, int, list[Held]]]:
     """(device, pool, kind, sample bytes (0: exact), what each call stack holds, largest first). Looks at every live block."""
 
 def event_words() -> list[tuple[str, str, str]]:

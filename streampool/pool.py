@@ -291,6 +291,8 @@ class Pool(_core.Pool):
     def heap_profile(self) -> bytes:
         """Give what the pool's live blocks hold, by the call stack that allocated them, as a gzipped pprof profile.
 
+        Labels of each sample: ``pool``, ``device``, ``kind`` and, where blocks have one, ``tag``.
+
         In production these are estimates without bias from the sampled allocations (``sample_bytes``); where every call
         stack is kept they are exact, and what was allocated and freed again is not counted. Looks at every live block.
         """
@@ -298,7 +300,7 @@ class Pool(_core.Pool):
         from streampool.metrics.pprof import encode
 
         sampled = 0 if self.options["stack_depth"] != "0" else parse_size(self.options["sample_bytes"])
-        holders = [Holder(*held) for held in self.holders()]
+        holders = [Holder(*held) for held in self.holders(by_tag=True)]
         return encode([PoolHolders(self.driver.name, self.name, self.kind, sampled, holders)])
 
     def snapshot(self) -> dict[str, Any]:

@@ -123,6 +123,8 @@ TAKES: dict[str, dict[str, str]] = {
     "Pool.reserve": {"size": "size"},
     "Pool.trim": {"keep_bytes": "size"},
     "Pool.free_pieces": {"most": "pieces"},
+    "Pool.holders": {"by_tag": "bool"},
+    "read_holders": {"by_tag": "bool"},
     "Pool.check": {"timeout": "seconds"},
     "Pool.set_oom_callback": {"callback": "callable?"},
     "Buffer.record_stream": {"stream": "stream"},

@@ -399,6 +399,19 @@ def test_the_environment_does_not_stand_over_the_program(run: Any) -> None:
     assert run(FAULTY, options=(), STREAMPOOL_OPTIONS="mode=debug").code == 1
 
 
+@pytest.mark.parametrize(("source", "code"), [(FAULTY, 1), (CLEAN, 0), ("print('nothing')", 3)])
+def test_the_report_is_one_json_object_where_that_is_asked_for(tmp_path: Path, source: str, code: int) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import sys; print('{ my own', file=sys.stderr)\n" + source)
+    done = streampool("run", "--device", "sim", "--mode", "debug", "--json", script, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    report = json.loads(done.stderr[done.stderr.index("\n{\n") :])
+    assert report["exit_code"] == code
+    assert len(report["faults"]) == (source == FAULTY)
+    assert "SUMMARY" not in done.stderr
+    assert ("NO ALLOCATION WAS OBSERVED" in done.stderr) == (code == 3)
+
+
 def test_the_report_is_text_or_json_by_its_name(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(FAULTY)

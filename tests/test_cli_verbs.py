@@ -30,6 +30,11 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
     assert f"streampool {verb}" in done.output.partition("Example")[2]
 
 
+def test_every_verb_speaks_json() -> None:
+    for verb in VERBS:
+        assert re.search(r"^ +--json ", CliRunner().invoke(cli, [verb, "--help"]).output, re.MULTILINE), verb
+
+
 def test_help_lists_every_verb() -> None:
     output = CliRunner().invoke(cli, ["--help"]).output
     for verb in VERBS:

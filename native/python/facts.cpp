@@ -29,6 +29,7 @@ nb::dict facts_dict(const debug::BlockFacts& f) {
   d["allocated_at"] = f.allocated_at;
   d["freed_at"] = f.freed_at;
   d["raw"] = f.raw;
+  d["exported"] = f.exported;
   d["tag"] = f.tag;
   d["pages"] = std::string(debug::page_guard_word(f.pages));
   return d;
@@ -91,6 +92,14 @@ nb::dict totals_dict(const debug::Totals& t, const debug::PageGuardTotals& p) {
   d["page_guards_refused"] = p.refused;
   d["page_guards_covered"] = p.covered;
   return d;
+}
+
+nb::list holders_list(const std::vector<pool::Holder>& holders) {
+  nb::list out;
+  for (const pool::Holder& h : holders)
+    out.append(nb::make_tuple(h.bytes, h.blocks, h.stack, h.allocated_bytes, h.allocated_blocks, h.oldest, h.aged_bytes,
+                              h.tag));
+  return out;
 }
 
 nb::dict stats_dict(const pool::Stats& s) {

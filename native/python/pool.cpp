@@ -315,15 +315,13 @@ void bind_pool(nb::module_& m) {
              }
              return out;
            })
-      .def("holders",
-           [](PyPool& p) {
-             must_not_be_forked();
-             nb::list out;
-             for (const pool::Holder& holder : unlocked([&] { return p.core->holders(); }))
-               out.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes,
-                                         holder.allocated_blocks, holder.oldest, holder.aged_bytes));
-             return out;
-           })
+      .def(
+          "holders",
+          [](PyPool& p, Given<kByTag> by_tag) {
+            must_not_be_forked();
+            return holders_list(unlocked([&] { return p.core->holders(*by_tag); }));
+          },
+          parameter<kByTag>() = false)
       // (bytes, "any_stream" | "own_stream" | "waiting"), largest first.
       .def(
           "free_pieces",

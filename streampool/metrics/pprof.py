@@ -1,8 +1,8 @@
 """What holds memory as a profile for pprof and its like: github.com/google/pprof, proto/profile.proto, gzipped.
 
-A sample a call stack and pool, with four values as Go's heap profiles have them: blocks and bytes allocated so far,
-blocks and bytes live. Labels name the pool. In production they are estimates without bias; where call stacks are not
-sampled but all kept, what was allocated so far is not counted and 0.
+A sample a call stack, tag and pool, with four values as Go's heap profiles have them: blocks and bytes allocated so
+far, blocks and bytes live. Labels name the pool and the tag. In production they are estimates without bias; where call
+stacks are not sampled but all kept, what was allocated so far is not counted and 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TYPES = (("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_objects"
 
 def heap_profile() -> bytes:
     """Give the profile of all pools of the process, gzipped."""
-    return encode(read())
+    return encode(read(by_tag=True))
 
 
 class _Message:
@@ -80,7 +80,10 @@ def encode(pools: list[PoolHolders]) -> bytes:
             sample = _Message()
             sample.numbers(1, [locations[frame] for frame in frames])
             sample.numbers(2, [holder.allocated_blocks, holder.allocated_bytes, holder.blocks, holder.bytes])
-            for key, text in (("pool", pool.pool), ("device", pool.device), ("kind", pool.kind)):
+            labels = {"pool": pool.pool, "device": pool.device, "kind": pool.kind, "tag": holder.tag}
+            for key, text in labels.items():
+                if not text:
+                    continue
                 label = _Message()
                 label.number(1, strings(key))
                 label.number(2, strings(text))
