@@ -24,7 +24,9 @@ constexpr Whole<std::uint8_t> kValue{"value", "a byte"};
 template <typename Call>
 void driver_call(const char* verb, Call&& call) {
   const driver::Status status = unlocked(call);
-  if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
+  if (status.ok()) return;
+  const bool said = status.call != nullptr && std::string_view(status.call) == verb;  // `fill` is a call's name too
+  raise_driver_error((said ? std::string() : std::string(verb) + ": ") + driver::describe(status));
 }
 
 // The recorded streams that may be fenced in the free (R6): objects that own their handle, are open and held by the

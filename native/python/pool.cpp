@@ -209,21 +209,21 @@ void bind_pool(nb::module_& m) {
       .def(
           "register_stream",
           [](PyPool& p, nb::handle stream) {
-            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "register_stream");
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "register_stream", true);
             guarded([&](Failure* f) { return p.core->register_stream(handle, f); });
           },
           nb::arg("stream").none())
       .def(
           "forget_stream",
           [](PyPool& p, nb::handle stream) {
-            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "forget_stream");
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "forget_stream", true);
             guarded([&](Failure* f) { return p.core->forget_stream(handle, f); });
           },
           nb::arg("stream").none())
       .def(
           "begin_capturing",
           [](PyPool& p, nb::handle stream) {
-            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "begin_capturing");
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "begin_capturing", true);
             guarded([&](Failure* f) { return p.core->begin_capture(handle, f); });
           },
           nb::arg("stream").none())
@@ -236,7 +236,7 @@ void bind_pool(nb::module_& m) {
             driver::StreamHandle handle = 0;
             std::exception_ptr interrupt;
             try {
-              handle = stream_handle(stream, *p.core, "end_capturing");
+              handle = stream_handle(stream, *p.core, "end_capturing", true);
             } catch (const nb::python_error& error) {
               // Ctrl-C, or the program's end: for the caller, when the capture is known to be over.
               if (!error.matches(PyExc_Exception)) interrupt = std::current_exception();
