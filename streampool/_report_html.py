@@ -20,8 +20,9 @@ from streampool.suppressions import suggest
 
 if TYPE_CHECKING:
     from streampool.page_guards import PostMortem
+    from streampool.snapshots import Snapshot
 
-__all__ = ["COLORS", "render", "render_post_mortem"]
+__all__ = ["COLORS", "render", "render_post_mortem", "render_snapshot"]
 
 COLORS = {
     "light": {
@@ -117,6 +118,27 @@ def render_post_mortem(records: PostMortem) -> str:
         "</main>",
     ]
     return _document(records.verdict, body)
+
+
+def render_snapshot(snapshot: Snapshot) -> str:
+    """Give the page of a saved snapshot."""
+    held = [one for one in snapshot.holders if one.bytes or one.blocks]
+    body = [
+        '<a class="skip" href="#findings">Skip to who holds memory</a>',
+        "<header>",
+        "<h1>streampool snapshot</h1>",
+        f"<p><strong>{_text(snapshot.title)}</strong></p>",
+        "</header>",
+        '<main id="findings">',
+        _table("account", "Account", ["part", "bytes"], [[name, f"{value:,}"] for name, value in snapshot.account]),
+        '<section id="holders" aria-labelledby="holders-title">',
+        f'<h2 id="holders-title">Who holds memory ({_text(snapshot.precision)})</h2>',
+        _list((one.title, _stack(one.frames)) for one in held),
+        "</section>",
+        _table("settings", "Settings", ["option", "value"], snapshot.options.items()),
+        "</main>",
+    ]
+    return _document(snapshot.title, body)
 
 
 def _document(verdict: str, body: Iterable[str]) -> str:

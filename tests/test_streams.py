@@ -163,11 +163,11 @@ def test_a_peers_stream_is_registered_declared_and_forgotten_but_nothing_is_allo
                 far.begin_capture()
                 assert far.end_capture() is not None
             pool.forget_stream(stream)
-            with pytest.raises(sp.StreamError, match="another device|belongs to device 1"):
+            with pytest.raises(sp.StreamError, match=r"another device|belongs to device 1"):
                 pool.allocate(1, stream=stream)
-            with pytest.raises(sp.StreamError, match="another device|belongs to device 1"):
+            with pytest.raises(sp.StreamError, match=r"another device|belongs to device 1"):
                 block.close(stream)
-        with pytest.raises(sp.DriverError, match="^fill: CUDA_ERROR_INVALID_HANDLE"):
+        with pytest.raises(sp.DriverError, match=r"^fill: CUDA_ERROR_INVALID_HANDLE"):
             block.fill(0, stream=far.handle)
         block.close(s)
         sc.assert_no_race()

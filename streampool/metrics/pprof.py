@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import gzip
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from streampool.faults import Frame
-from streampool.metrics.holders import PoolHolders, read
+from streampool.metrics.holders import read
 
 __all__ = ["encode", "heap_profile"]
 
@@ -61,8 +62,40 @@ class _Strings:
         return self.at.setdefault(text, len(self.at))
 
 
-def encode(pools: list[PoolHolders]) -> bytes:
-    """Give a profile of what `read` gave."""
+class Held(Protocol):
+    """What one call stack, or one of its tags, holds: a sample."""
+
+    @property
+    def frames(self) -> tuple[Frame, ...]: ...
+    @property
+    def tag(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def allocated_bytes(self) -> int: ...
+    @property
+    def allocated_blocks(self) -> int: ...
+
+
+class Profiled(Protocol):
+    """A pool with its holders, living or saved."""
+
+    @property
+    def pool(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def sample_bytes(self) -> int: ...
+    @property
+    def holders(self) -> Sequence[Held]: ...
+
+
+def encode(pools: Sequence[Profiled]) -> bytes:
+    """Give a profile of pools, as `read` gives them."""
     profile, strings = _Message(), _Strings()
     for kind, unit in _TYPES:
         value_type = _Message()
