@@ -610,6 +610,7 @@ BLOCKS = st.builds(
     begin=U64,
     reserved=U64,
     stream=U64,
+    capture=U64,
     allocated_time=TIMES,
     freed_time=TIMES,
     allocated_at=FRAMES,

@@ -117,7 +117,9 @@ void set_ending(Ending ending) noexcept { g_ending.store(ending, std::memory_ord
 
 Status record_uncaptured(Driver& driver, StreamHandle stream, std::optional<StreamHandle> waiter, EventHandle* event,
                          bool* captured) {
-  const std::shared_lock gate(driver.captures().gate());
+  // Whoever declares a capture from here on waits for us; behind one that is declared already nobody comes to the gate.
+  std::shared_lock gate(driver.captures().gate(), std::defer_lock);
+  if (!driver.captures().declared()) gate.lock();
   const auto ask = [&](StreamHandle of) {
     CaptureState state;
     const Status status = driver.stream_is_capturing(of, &state);

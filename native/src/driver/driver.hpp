@@ -311,15 +311,15 @@ class Driver : public std::enable_shared_from_this<Driver> {
 enum class OpenError : std::uint8_t { none, no_library, too_old, broken, no_device, bad_name };
 std::shared_ptr<Driver> open(std::string_view device, OpenError* kind, std::string* error);
 
-// Told once by whoever knows: the process is exiting, or is a forked child. From then on every call answers `gone`.
 // Records a new event on a stream that is in no capture, and makes `waiter` wait for it where one is given, which is in
-// none either. A capture may begin right after a stream was asked: a declared one waits meanwhile (the gate is held),
-// and for others the stream is asked again after the record, since an event that a capture recorded may be neither
-// queried nor waited for outside of it. `captured`: one of the two captures, there is no event, and nobody was made to
-// wait.
+// none either. A capture may begin right after a stream was asked: one that is declared meanwhile waits (the gate is
+// held), and for others the stream is asked again after the record, since an event that a capture recorded may be
+// neither queried nor waited for outside of it. `captured`: one of the two captures, there is no event, and nobody was
+// made to wait.
 Status record_uncaptured(Driver& driver, StreamHandle stream, std::optional<StreamHandle> waiter, EventHandle* event,
                          bool* captured);
 
+// Told once by whoever knows: the process is exiting, or is a forked child. From then on every call answers `gone`.
 enum class Ending : std::uint8_t { no, exiting, forked };
 extern std::atomic<Ending> g_ending __attribute__((visibility("hidden")));
 inline Ending ending_now() noexcept { return g_ending.load(std::memory_order_acquire); }  // inside the core only
