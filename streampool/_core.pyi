@@ -14,7 +14,7 @@ sim = _core_sim  # the submodule
 class StreamPoolError(Exception): ...
 
 class OutOfMemoryError(StreamPoolError, MemoryError):
-    """The fields of R12: request, alignment, stream, device, pool, kind, limit, reserved, in_use, pending, cached, quarantined,
+    """The fields of R12: request, alignment, stream and capture (one of them 0), device, pool, kind, limit, reserved, in_use, pending, cached, quarantined,
     largest_free, device_free, device_total (bytes; None where a query failed), reason ('driver', 'limit', 'fragmentation', 'pending',
     'capture'), driver_error (text), holders (list of (bytes, blocks, stack id); estimates where sample_bytes is not 0), sample_bytes (one
     call stack is kept in so many bytes; 0: holders are exact)."""
