@@ -52,7 +52,7 @@ from streampool.scopes import scope
 from streampool.streams import current_stream, stream
 
 if TYPE_CHECKING:
-    from streampool import faults, leaks, logs, metrics, postmortem, replay, report, sim, traces
+    from streampool import faults, leaks, logs, metrics, postmortem, replay, report, sim, snapshots, traces
     from streampool._observe import observe, observed, unobserve
     from streampool._paths import cmake_dir, include_dir, library_path
     from streampool.attach import AttachError, install, installed, uninstall
@@ -102,13 +102,16 @@ __all__ = [
     "report",
     "scope",
     "sim",
+    "snapshots",
     "stream",
     "traces",
     "uninstall",
     "unobserve",
 ]
 
-_ON_FIRST_USE = frozenset({"faults", "leaks", "logs", "metrics", "postmortem", "replay", "report", "sim", "traces"})
+_ON_FIRST_USE = frozenset(
+    {"faults", "leaks", "logs", "metrics", "postmortem", "replay", "report", "sim", "snapshots", "traces"}
+)
 _ELSEWHERE = {
     **dict.fromkeys(("cmake_dir", "include_dir", "library_path"), "streampool._paths"),
     **dict.fromkeys(("AttachError", "install", "installed", "uninstall"), "streampool.attach"),

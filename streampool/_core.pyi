@@ -14,7 +14,7 @@ sim = _core_sim  # the submodule
 class StreamPoolError(Exception): ...
 
 class OutOfMemoryError(StreamPoolError, MemoryError):
-    """The fields of R12: request, alignment, stream, device, pool, kind, limit, reserved, in_use, pending, cached, quarantined,
+    """The fields of R12: request, alignment, stream and capture (one of them 0), device, pool, kind, limit, reserved, in_use, pending, cached, quarantined,
     largest_free, device_free, device_total (bytes; None where a query failed), reason ('driver', 'limit', 'fragmentation', 'pending',
     'capture'), driver_error (text), holders (list of (bytes, blocks, stack id); estimates where sample_bytes is not 0), sample_bytes (one
     call stack is kept in so many bytes; 0: holders are exact)."""
@@ -177,7 +177,7 @@ class Pool:
         self, timeout: float = 10.0
     ) -> dict[str, Any]: ...  # checked_blocks, checked_bytes, faults, not_checked: list of facts
     def take_faults(self) -> list[dict[str, Any]]: ...  # fault.hpp, field by field
-    def holders(self) -> list[Held]: ...
+    def holders(self, by_tag: bool = False) -> list[Held]: ...
     def free_pieces(
         self, most: int
     ) -> list[tuple[int, str]]: ...  # bytes, "any_stream" | "own_stream" | "waiting"; largest first
@@ -235,6 +235,9 @@ def try_stack_walker() -> bool:
     """Compare both ways on the stack at hand; from then on the answer holds. For tests."""
 
 # -- numbers for metrics: native/src/pool/pulse.hpp -----------------------------------------------------------------
+BLOCK_RECORD_BYTES: int
+BLOCK_FACTS_BYTES: int
+
 def pulse_columns() -> list[tuple[str, str]]:
     """(name, 'gauge' | 'highest' | 'tally') of each number of a row."""
 
@@ -252,10 +255,10 @@ def read_pulse(
     """A row a device, name and kind; with `each_pool` a row a pool. No driver call, no lock of a fast path. Devices: name, version, simulated, total memory, now, (free, total, when), times."""
 
 Held = tuple[
-    int, int, int, int, int, float, int
-]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted), age of the oldest, bytes older than an hour
+    int, int, int, int, int, float, int, str
+]  # bytes and blocks live, stack id, bytes and blocks allocated so far (0: not counted), age of the oldest, bytes older than an hour, tag (by_tag)
 
-def read_holders() -> list[tuple[str, str, str, int, list[Held]]]:
+def read_holders(by_tag: bool = False) -> list[tuple[str, str, str, int, list[Held]]]:
     """(device, pool, kind, sample bytes (0: exact), what each call stack holds, largest first). Looks at every live block."""
 
 def event_words() -> list[tuple[str, str, str]]:

@@ -10,8 +10,6 @@ from streampool._sizes import format_size
 __all__ = ["debug_memory", "page_guard_line"]
 
 _ALIGNMENT = 256  # of every block: the front guard is rounded up to it
-_RECORD = 64  # host bytes of every block's record, in every mode
-_FACTS = 176  # host bytes of a tracked block's facts, about
 
 
 def debug_memory(options: Mapping[str, str]) -> list[str]:
@@ -33,7 +31,10 @@ def debug_memory(options: Mapping[str, str]) -> list[str]:
             "given up before an out-of-memory error"
         )
     if options["track"] == "true":
-        lines.append(f"facts: about {_FACTS} B of host memory a block, beside the {_RECORD} B that every mode keeps")
+        lines.append(
+            f"facts: {_core.BLOCK_FACTS_BYTES} B of host memory a block, live or in quarantine, beside the "
+            f"{_core.BLOCK_RECORD_BYTES} B that every mode keeps"
+        )
     if line := page_guard_line(options):
         lines.append(line)
     return lines

@@ -8,16 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from streampool import _report_words as words
 from streampool._bytemap import byte_map, reads_as
 from streampool._paths import fault_page
-from streampool.faults import BlockFacts, Fault, Frame
+from streampool.faults import BlockFacts, Candidate, Fault, FaultKind, Frame
 from streampool.leaks import Leak
 from streampool.report import PoolFacts, Report
 from streampool.suppressions import suggest
 
-__all__ = ["COLORS", "render"]
+if TYPE_CHECKING:
+    from streampool.page_guards import PostMortem
+    from streampool.snapshots import Snapshot
+
+__all__ = ["COLORS", "render", "render_post_mortem", "render_snapshot"]
 
 COLORS = {
     "light": {
@@ -87,6 +92,56 @@ def render(report: Report) -> str:
         _pages(report, leaks),
         "</main>",
     ]
+    return _document(verdict, body)
+
+
+def render_post_mortem(records: PostMortem) -> str:
+    """Give the page of what the records of page guards say."""
+    word = FaultKind.ILLEGAL_ACCESS
+    body = [
+        '<a class="skip" href="#findings">Skip to the blocks</a>',
+        "<header>",
+        "<h1>streampool report of page guards</h1>",
+        f"<p><strong>{_text(records.verdict)}</strong></p>",
+        _list(
+            [
+                ("process", _text(records.pid)),
+                ("pool", _text(f"'{records.pool}' on {records.device}")),
+                ("device", f'<span class="bad">{_text(records.error)}</span>' if records.error else ""),
+                ("page_guard_seed", _code(str(records.seed))),
+            ]
+        ),
+        "</header>",
+        '<main id="findings">',
+        *(_candidate(one, number, len(records.candidates)) for number, one in enumerate(records.candidates, 1)),
+        _about_kind(word),
+        "</main>",
+    ]
+    return _document(records.verdict, body)
+
+
+def render_snapshot(snapshot: Snapshot) -> str:
+    """Give the page of a saved snapshot."""
+    held = [one for one in snapshot.holders if one.bytes or one.blocks]
+    body = [
+        '<a class="skip" href="#findings">Skip to who holds memory</a>',
+        "<header>",
+        "<h1>streampool snapshot</h1>",
+        f"<p><strong>{_text(snapshot.title)}</strong></p>",
+        "</header>",
+        '<main id="findings">',
+        _table("account", "Account", ["part", "bytes"], [[name, f"{value:,}"] for name, value in snapshot.account]),
+        '<section id="holders" aria-labelledby="holders-title">',
+        f'<h2 id="holders-title">Who holds memory ({_text(snapshot.precision)})</h2>',
+        _list((one.title, _stack(one.frames)) for one in held),
+        "</section>",
+        _table("settings", "Settings", ["option", "value"], snapshot.options.items()),
+        "</main>",
+    ]
+    return _document(snapshot.title, body)
+
+
+def _document(verdict: str, body: Iterable[str]) -> str:
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -231,6 +286,19 @@ def _block(block: BlockFacts) -> list[tuple[str, str]]:
     return rows
 
 
+def _candidate(one: Candidate, number: int, of: int) -> str:
+    name = f"block-{number}"
+    return "\n".join(
+        [
+            f'<section id="{name}" aria-labelledby="{name}-title">',
+            f'<h2 id="{name}-title">Block {number} of {of}: #{one.block.serial}</h2>',
+            f"<p><strong>{_text(one.why)}</strong></p>",
+            _list(_block(one.block)),
+            "</section>",
+        ]
+    )
+
+
 def _leak(report: Report, leak: Leak, number: int) -> str:
     name = f"leak-{number}"
     counted = report.leak_policy.counts(leak.leak_class)
@@ -324,13 +392,16 @@ def _suppressions(report: Report) -> str:
 def _pages(report: Report, leaks: Sequence[Leak]) -> str:
     """Give what the documentation says of the kinds that were found, so that the page answers by itself."""
     found = dict.fromkeys([*(str(f.kind) for f in report.faults), *(str(leak.leak_class) for leak in leaks)])
-    parts = []
-    for word in found:
-        text = fault_page(word)
-        said = _markdown(text) if text else f"<p>See docs/faults/{word}.md of streampool's documentation.</p>"
-        parts.append(f'<section id="about-{word}" aria-labelledby="about-{word}-title">')
-        parts.append(f'<h2 id="about-{word}-title">About {_text(word)}</h2>\n{said}\n</section>')
-    return "\n".join(parts)
+    return "\n".join(map(_about_kind, found))
+
+
+def _about_kind(word: str) -> str:
+    text = fault_page(word)
+    said = _markdown(text) if text else f"<p>See docs/faults/{word}.md of streampool's documentation.</p>"
+    return (
+        f'<section id="about-{word}" aria-labelledby="about-{word}-title">\n'
+        f'<h2 id="about-{word}-title">About {_text(word)}</h2>\n{said}\n</section>'
+    )
 
 
 def _markdown(text: str) -> str:

@@ -10,7 +10,7 @@ from streampool.faults import BlockFacts, Candidate, Fault, Frame, page_of
 from streampool.leaks import Leak, LeakClass
 from streampool.suppressions import suggest
 
-__all__ = ["fault_from_dict", "fault_to_dict", "leak_from_dict", "leak_to_dict"]
+__all__ = ["candidate_to_dict", "fault_from_dict", "fault_to_dict", "leak_from_dict", "leak_to_dict"]
 
 
 def _frames_to_list(frames: Sequence[Frame]) -> list[dict[str, Any]]:
@@ -46,6 +46,10 @@ def _block_from_dict(plain: Mapping[str, Any] | None) -> BlockFacts | None:
     return replace(BlockFacts.from_dict(facts), **stacks)
 
 
+def candidate_to_dict(candidate: Candidate) -> dict[str, Any]:
+    return {"block": _block_to_dict(candidate.block), "why": candidate.why}
+
+
 def fault_to_dict(fault: Fault) -> dict[str, Any]:
     return {
         "kind": str(fault.kind),
@@ -70,7 +74,7 @@ def fault_to_dict(fault: Fault) -> dict[str, Any]:
         "last_good_check": fault.last_good_check,
         "last_good_time": fault.last_good_time,
         "scopes": list(fault.scopes),
-        "candidates": [{"block": _block_to_dict(c.block), "why": c.why} for c in fault.candidates],
+        "candidates": [candidate_to_dict(candidate) for candidate in fault.candidates],
         "note": fault.note,
         "other_at": _frames_to_list(fault.other_at),
         "count": fault.count,

@@ -96,7 +96,8 @@ def where(group: Sequence[Fault]) -> str:
 def block_facts(block: BlockFacts) -> str:
     """Give number, size, address, state, stream, and what else is particular."""
     facts = [
-        f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {state(block)}, {stream_text(block.stream)}"
+        f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}, {state(block)}, "
+        f"{stream_text(block.stream, block.capture)}"
     ]
     if block.tag:
         facts.append(f"tag '{block.tag}'")

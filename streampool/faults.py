@@ -94,12 +94,9 @@ class BlockState(StrEnum):
     FREED = "freed"
 
 
-_CAPTURED = 1 << 63  # in the id of a stream: the rest is a capture's
-
-
-def stream_text(stream: int) -> str:
+def stream_text(stream: int, capture: int = 0) -> str:
     """Name a stream by its id, or the capture whose graph a block belongs to."""
-    return f"capture {stream & ~_CAPTURED}" if stream & _CAPTURED else f"stream {stream}"
+    return f"capture {capture}" if capture else f"stream {stream}"
 
 
 def byte_count(count: int) -> str:
@@ -165,7 +162,10 @@ def _stack(value: Any, resolve: Resolve) -> tuple[Frame, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """A block as reports describe it. Addresses and sizes in bytes, times in seconds of the device's clock."""
+    """A block as reports describe it. Addresses and sizes in bytes, times in seconds of the device's clock.
+
+    ``stream`` is the driver's id of its home stream, and 0 for a block of a graph: then ``capture`` is its capture's.
+    """
 
     serial: int
     state: BlockState
@@ -183,6 +183,7 @@ class BlockFacts:
     raw: bool = False
     tag: str = ""
     pages: str = "none"  # "right", "left": it has pages of its own, and lies at their end, or start
+    capture: int = 0  # 0: it belongs to a stream and to no graph
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any], resolve: Resolve | None = None) -> BlockFacts:
@@ -206,6 +207,7 @@ class BlockFacts:
             raw=bool(facts.get("raw", facts.get("owner") == "raw")),
             tag=facts.get("tag") or "",
             pages=facts.get("pages") or "none",
+            capture=int(facts.get("capture", 0)),
         )
 
     @property

@@ -1,7 +1,7 @@
 """The records of blocks with page guards, read back when the process that wrote them is gone.
 
 >>> post_mortem = read_records("guards.jsonl")
->>> print(post_mortem.to_text())
+>>> print(post_mortem.to_text())                          # to_json(), to_html()
 
 The native core writes the file (option ``page_guard_records``, native/src/debug/guard_records.hpp). Which blocks are
 candidates is decided as the core decides it while it lives (native/src/pool/guarded.cpp).
@@ -17,9 +17,12 @@ from typing import Any
 
 from streampool.faults import BlockFacts, BlockState, Candidate, FaultKind, Frame, byte_count, stream_text, user_frames
 
-__all__ = ["SCHEMA_ID", "PostMortem", "read_records"]
+__all__ = ["REPORT_SCHEMA_ID", "SCHEMA_ID", "PostMortem", "read_records"]
 
 SCHEMA_ID = "urn:streampool:page-guards:1"
+"""Of the records, a JSON object a line."""
+REPORT_SCHEMA_ID = "urn:streampool:page-guards-report:1"
+"""Of what `PostMortem.to_json` gives: ``$defs/post_mortem`` of report_schema.json."""
 
 _SHOWN = 20
 
@@ -50,14 +53,47 @@ class PostMortem:
     candidates: tuple[Candidate, ...] = ()
     left_out: int = 0
 
+    @property
+    def verdict(self) -> str:
+        """How many blocks an access may have been meant for, and what is left out."""
+        left_out = f"; {self.left_out:,} more are left out: all their streams were idle" if self.left_out else ""
+        count = len(self.candidates)
+        blocks = "1 block" if count == 1 else f"{count:,} blocks"
+        return f"{blocks} between unmapped pages may be meant{left_out}"
+
+    def to_json(self) -> str:
+        """Give the JSON text, with every candidate."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain data, ready for JSON, as ``$defs/post_mortem`` of report_schema.json describes it."""
+        from streampool._report_json import candidate_to_dict
+
+        return {
+            "schema": REPORT_SCHEMA_ID,
+            "pid": self.pid,
+            "pool": self.pool,
+            "device": self.device,
+            "seed": self.seed,
+            "error": self.error,
+            "candidates": [candidate_to_dict(candidate) for candidate in self.candidates],
+            "left_out": self.left_out,
+            "page": FaultKind.ILLEGAL_ACCESS.page,
+        }
+
+    def to_html(self) -> str:
+        """Give a page of its own, without scripts and without anything from elsewhere."""
+        from streampool._report_html import render_post_mortem
+
+        return render_post_mortem(self)
+
     def to_text(self) -> str:
         """Give the text that a person reads."""
         lines = [
             f"pool '{self.pool}' on {self.device}, process {self.pid}, page_guard_seed={self.seed}",
             f"the device was lost: {self.error}" if self.error else "the pool noted no lost device",
+            self.verdict,
         ]
-        left_out = f"; {self.left_out:,} more are left out: all their streams were idle" if self.left_out else ""
-        lines.append(f"{len(self.candidates):,} blocks between unmapped pages may be meant{left_out}")
         for candidate in self.candidates[:_SHOWN]:
             block = candidate.block
             name = f"#{block.serial}, {byte_count(block.size)} at {block.address:#x}"
@@ -65,19 +101,26 @@ class PostMortem:
             lines += [f"    allocated at {frame}" for frame in block.allocated_at[:3]]
             lines += [f"    freed at {frame}" for frame in block.freed_at[:3]]
         if len(self.candidates) > _SHOWN:
-            lines += ["", f"and {len(self.candidates) - _SHOWN:,} more"]
+            lines += ["", f"and {len(self.candidates) - _SHOWN:,} more, which JSON and HTML show"]
         if self.candidates:
             lines += ["", f"what it means, and what to do: {FaultKind.ILLEGAL_ACCESS.page}"]
         return "\n".join(lines)
 
 
+_Stream = int | str  # a stream's id, or "capture 3" for what a graph's blocks are used in
+
+
+def _name(stream: _Stream) -> str:
+    return stream if isinstance(stream, str) else stream_text(stream)
+
+
 @dataclass(slots=True)
 class _Block:
     facts: BlockFacts
-    streams: dict[int, None] = field(default_factory=dict)
+    streams: dict[_Stream, None] = field(default_factory=dict)
     revoked: bool = False
 
-    def candidate(self, idle: Mapping[int, bool]) -> Candidate:
+    def candidate(self, idle: Mapping[_Stream, bool]) -> Candidate:
         facts = self.facts
         if self.revoked:
             why = "freed, and its pages revoked: any access faults"
@@ -86,7 +129,7 @@ class _Block:
             slack = facts.begin + facts.reserved - facts.end if right else facts.address - facts.begin
             state = "live" if facts.state is BlockState.LIVE else "freed, not revoked yet"
             why = f"{state}: an access {slack} bytes or more {'behind its end' if right else 'before its start'} faults"
-        names = (stream_text(stream) + (" (idle)" if idle.get(stream) else "") for stream in self.streams)
+        names = (_name(stream) + (" (idle)" if idle.get(stream) else "") for stream in self.streams)
         return Candidate(facts, f"{why}; used on {', '.join(names)}")
 
 
@@ -116,7 +159,7 @@ def read_records(path: str | Path) -> PostMortem:
 
     stacks: dict[int, tuple[Frame, ...]] = {}
     blocks: dict[int, _Block] = {}
-    idle: dict[int, bool] = {}
+    idle: dict[_Stream, bool] = {}
     error = ""
     for line in lines[1:]:
         try:
@@ -167,6 +210,7 @@ def read_records(path: str | Path) -> PostMortem:
 
 
 def _facts(event: Mapping[str, Any], stacks: Mapping[int, tuple[Frame, ...]]) -> BlockFacts:
+    stream: _Stream = event["stream"]
     return BlockFacts(
         serial=event["serial"],
         state=BlockState.LIVE,
@@ -174,7 +218,8 @@ def _facts(event: Mapping[str, Any], stacks: Mapping[int, tuple[Frame, ...]]) ->
         size=event["size"],
         begin=event["begin"],
         reserved=event["reserved"],
-        stream=event["stream"],
+        stream=0 if isinstance(stream, str) else stream,
+        capture=int(stream.rpartition(" ")[2]) if isinstance(stream, str) else 0,
         allocated_thread=event["thread"],
         allocated_time=event["time"],
         allocated_at=stacks.get(event["stack"], ()),

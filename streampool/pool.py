@@ -291,26 +291,30 @@ class Pool(_core.Pool):
     def heap_profile(self) -> bytes:
         """Give what the pool's live blocks hold, by the call stack that allocated them, as a gzipped pprof profile.
 
+        Labels of each sample: ``pool``, ``device``, ``kind`` and, where blocks have one, ``tag``.
+
         In production these are estimates without bias from the sampled allocations (``sample_bytes``); where every call
         stack is kept they are exact, and what was allocated and freed again is not counted. Looks at every live block.
         """
         from streampool.metrics.holders import Holder, PoolHolders
         from streampool.metrics.pprof import encode
 
-        sampled = 0 if self.options["stack_depth"] != "0" else parse_size(self.options["sample_bytes"])
-        holders = [Holder(*held) for held in self.holders()]
-        return encode([PoolHolders(self.driver.name, self.name, self.kind, sampled, holders)])
+        holders = [Holder(*held) for held in self.holders(by_tag=True)]
+        return encode([PoolHolders(self.driver.name, self.name, self.kind, self._sample_bytes(), holders)])
+
+    def _sample_bytes(self) -> int:
+        """How many bytes a sampled call stack stands for; 0: every one is kept."""
+        return 0 if self.options["stack_depth"] != "0" else parse_size(self.options["sample_bytes"])
 
     def snapshot(self) -> dict[str, Any]:
-        """Give the whole pool as plain data, ready for JSON: settings, counters, live blocks."""
-        return {
-            "pool": self.name,
-            "kind": self.kind,
-            "device": self.driver.name,
-            "options": dict(self.options),
-            "stats": dict(super().stats()),
-            "blocks": self.live_blocks(),
-        }
+        """Give the whole pool as plain data, ready for JSON: settings, counters, who holds memory, live blocks.
+
+        ``stacks`` has the call stacks of their numbers in words. `streampool.snapshots` reads it again in any process,
+        and ``streampool report FILE`` makes text, a page or a profile of it. Looks at every live block.
+        """
+        from streampool.snapshots import take
+
+        return take(self)
 
     @contextmanager
     def capturing(self, stream: Any) -> Iterator[None]:

@@ -28,7 +28,8 @@ class scope:  # noqa: N801 - used as a verb: `with sp.scope("decode"):`
     ...         with sp.scope("decode"):
     ...             decode(batch)
 
-    Scopes may nest and overlap, in threads and tasks. A scope object may be used again, and inside itself.
+    Scopes may nest and overlap, in threads and tasks, and end in any order. A scope object may be used again, and
+    inside itself.
     """
 
     __slots__ = ("_entered", "name")
@@ -46,6 +47,8 @@ class scope:  # noqa: N801 - used as a verb: `with sp.scope("decode"):`
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._entered:
+            raise RuntimeError(f"scope {self.name!r} is left more often than it was entered")
         _core.leave_scope(self._entered.pop())
 
     def __repr__(self) -> str:

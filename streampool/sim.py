@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
-from streampool import _core, session
+from streampool import _core
 from streampool._core import StreamError
 from streampool._core import sim as _sim
 from streampool._sim_graphs import Graph
+from streampool._sim_races import Access, Frame, Race, RaceKind, take_races
 from streampool._sizes import parse_size
 
 __all__ = [
@@ -212,9 +213,7 @@ class _Clock:
         return _sim.clock_now()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass without waiting."""
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"time goes forward, by a finite number of seconds, not {seconds}")
+        """Let time pass without waiting: a finite number of seconds, 0 or more."""
         _sim.clock_advance(seconds)
 
 
@@ -644,9 +643,24 @@ class Device:
             How: ``"out_of_memory"``, ``"failed"``, ``"not_ready"``, ``"capturing"``, ``"not_supported"``,
             ``"invalid"``, ``"gone"``, or ``"lost"``, which lasts.
         """
-        if n < 1 or times < 1:
-            raise ValueError("n and times count from 1")
         self._core.fail_call(name, n, times, code)
+
+    def before_call(self, name: str, body: Callable[[], object]) -> None:
+        """Call `body` once, inside the next use of a driver call and before it has any effect.
+
+        It runs on the thread that makes the call: what another thread may do at just that moment, as to begin a capture
+        between a question and what follows from the answer. What it raises goes to ``sys.unraisablehook``.
+
+        Parameters
+        ----------
+        name
+            A key of `calls`.
+        body
+            The function. Calls of its own are made as any, but it may not wait for the caller.
+        """
+        if not callable(body):
+            raise TypeError(f"body must be something to call, not {body!r}")
+        self._core.before_call(name, body)
 
     def clear_failures(self) -> None:
         """Forget what `fail_call` asked for."""
@@ -714,107 +728,9 @@ def current_device() -> Device:
 # -- races ------------------------------------------------------------------------------------------------------------
 
 
-class RaceKind(StrEnum):
-    """What the two accesses of a race are."""
-
-    WRITE_WRITE = "write-write"
-    READ_WRITE = "read-write"
-
-
-class Frame(NamedTuple):
-    """One line of a stack."""
-
-    filename: str
-    line: int
-    function: str
-
-
-@dataclass(frozen=True)
-class Access:
-    """One side of a race.
-
-    Attributes
-    ----------
-    write
-        Whether it writes.
-    label
-        Of the work.
-    stream, stream_name
-        The stream's driver id (0: the host, or the debugger) and name.
-    stack_id, stack
-        Where it was queued, innermost frame first, of the program's own frames.
-    """
-
-    write: bool
-    label: str
-    stream: int
-    stream_name: str
-    stack_id: int
-    stack: tuple[Frame, ...]
-
-    def __str__(self) -> str:
-        head = f"{'write' if self.write else 'read'} by {self.label or 'work'} on {self.stream_name}"
-        return "\n".join([head, *(f"    {f.filename}:{f.line} in {f.function}" for f in self.stack)])
-
-
-@dataclass(frozen=True)
-class Race:
-    """Two accesses to the same bytes, at least one of them a write, that nothing orders.
-
-    Attributes
-    ----------
-    kind
-        ``write-write`` or ``read-write``.
-    device
-        ``"sim:0"``.
-    address, size
-        The bytes that both touch.
-    first, second
-        The accesses, in the order in which they were queued.
-    count
-        How often this pair of places in the program was seen.
-    """
-
-    kind: RaceKind
-    device: str
-    address: int
-    size: int
-    first: Access
-    second: Access
-    count: int
-
-    def __str__(self) -> str:
-        times = f", seen {self.count} times" if self.count > 1 else ""
-        head = f"race ({self.kind}) on {self.size} bytes at {self.address:#x} of {self.device}{times}"
-        sides = f"{self.first}\nnot ordered with\n{self.second}"
-        return head + "\n" + "\n".join("  " + line for line in sides.splitlines())
-
-
-_untaken: list[Race] = []  # of devices that nobody asked about yet
-
-
 def races(device: Device | None = None) -> list[Race]:
     """Give the races since the last call, on `device` or on all of them."""
-    with _races_lock:
-        _untaken.extend(map(_race, _sim.races()))
-        taken = [race for race in _untaken if device is None or race.device == device.name]
-        _untaken[:] = [race for race in _untaken if device is not None and race.device != device.name]
-    if taken and (watching := session.active()) is not None:
-        watching.note_races(taken)
-    return taken
-
-
-_races_lock = threading.Lock()
-
-
-def _race(row: tuple[int, int, int, int, Any, Any]) -> Race:
-    device, address, size, count, first, second = row
-    kind = RaceKind.WRITE_WRITE if first[0] and second[0] else RaceKind.READ_WRITE
-    return Race(kind, f"sim:{device}", address, size, _access(first), _access(second), count)
-
-
-def _access(side: tuple[bool, str, int, str, int]) -> Access:
-    return Access(*side, stack=tuple(Frame(*frame) for frame in _core.resolve_stack(side[4]) if frame[0] != __file__))
+    return take_races(None if device is None else _must_be(Device, "device", device).name)
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ class stream:  # noqa: N801 - used as a verb: `with sp.stream(s):`
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._tokens:
+            raise RuntimeError("a stream is left more often than it was entered: use `with sp.stream(s):`")
         _current.reset(self._tokens.pop())
 
 

@@ -53,9 +53,15 @@ class Suppressions:
         ------
         ValueError
             A line is not ``kind:glob``, or its kind is unknown; the text names the line.
+        TypeError
+            `lines` is one text, or a line is none.
         """
+        if isinstance(lines, str):
+            raise TypeError("lines must be a list of lines, not one text: use text.splitlines()")
         rules = []
         for number, raw in enumerate(lines, 1):
+            if not isinstance(raw, str):
+                raise TypeError(f"{source}, line {number}: a rule is text, not {raw!r}")
             line = raw.partition("#")[0].strip()
             if not line:
                 continue
@@ -68,9 +74,9 @@ class Suppressions:
         return cls(rules)
 
     @classmethod
-    def read(cls, path: Path) -> Suppressions:
+    def read(cls, path: str | Path) -> Suppressions:
         """Read a file of rules; ``OSError`` when it cannot be read, ``ValueError`` when it is wrong."""
-        return cls.parse(path.read_text(encoding="utf-8").splitlines(), source=str(path))
+        return cls.parse(Path(path).read_text(encoding="utf-8").splitlines(), source=str(path))
 
     def find(
         self, kind: str, stacks: Iterable[Sequence[Frame]], tags: Iterable[str] = (), *, count: int = 1

@@ -200,7 +200,7 @@ def test_a_pool_can_be_filled_up_to_its_limit(sc: Scene, kind: str) -> None:
 FIELDS = {
     "request", "alignment", "stream", "device", "pool", "kind", "limit", "reserved", "in_use", "pending", "cached",
     "quarantined", "largest_free", "device_free", "device_total", "missing", "reason", "driver_error", "holders",
-    "sample_bytes",
+    "sample_bytes", "capture",
 }  # fmt: skip
 
 

@@ -280,3 +280,115 @@ def test_an_interrupt_while_a_capture_is_ended_reaches_the_caller_and_the_captur
         pool.end_capturing(stream)
     with pytest.raises(sp.CaptureError, match="begin_capturing comes before"):
         pool.end_capturing(s)
+
+
+# -- between a question and what follows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["event_create", "event_record"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda block: block.copy_to(bytearray(block.size)),
+        lambda block: block.copy_from(bytes(block.size)),
+        lambda block: block.__dlpack__(),
+    ],
+    ids=["copy_to", "copy_from", "dlpack"],
+)
+def test_a_capture_that_begins_just_after_its_stream_was_asked_is_refused_and_stays_valid(
+    sc: Scene, call: Callable[[sp.Buffer], object], asked: str
+) -> None:
+    """A record that falls into a capture is part of it: a question about its event would end the capture."""
+    pool = sc.pool()
+    s = sc.stream(pool)
+    block = pool.allocate(64, stream=s)
+    sc.use(s, block)
+    events = sc.device.live_events
+    sc.device.before_call(asked, s.begin_capture)
+    with pytest.raises(sp.CaptureError, match=r"is capturing a graph.*still valid"):
+        call(block)
+    assert s.is_capturing
+    assert sc.device.live_events == events
+    assert s.end_capture() is not None
+    call(block)
+    sc.assert_no_race()
+
+
+def test_what_runs_inside_a_driver_call_runs_once_and_its_error_is_nobodys(
+    sc: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    ran: list[int] = []
+    s = sc.stream()
+    sc.device.before_call("event_record", lambda: ran.append(1))
+    sc.device.before_call("event_record", lambda: ran.append(1 // 0))
+    for _ in range(3):
+        s.record()
+    assert ran == [1]
+    assert [type(one.exc_value) for one in raised] == [ZeroDivisionError]
+    with pytest.raises(TypeError, match="something to call"):
+        sc.device.before_call("event_record", None)
+    with pytest.raises(ValueError, match=r"no driver call is named 'record'; dev\.calls\(\) lists them"):
+        sc.device.before_call("record", int)
+
+
+# -- what is declared -------------------------------------------------------------------------------------------------
+
+
+def test_a_capture_is_declared_of_a_stream_that_can_capture(sc: Scene) -> None:
+    pool = sc.pool()
+    s, gone = sc.stream(), sc.stream()
+    handle = gone.handle
+    gone.close()
+    lookups = pool.stats().stream_lookups
+    with pytest.raises(sp.StreamError, match=r"cannot be used: stream_is_capturing: SIM_DEAD_HANDLE"):
+        pool.begin_capturing(handle)
+    for legacy in (0, 1, sc.device.default_stream):
+        with pytest.raises(sp.StreamError, match="the legacy default stream captures no graph"):
+            pool.begin_capturing(legacy)
+    for call in (pool.begin_capturing, pool.end_capturing):
+        with pytest.raises(TypeError, match=r"stream must be an int handle or an object with __cuda_stream__"):
+            call(None)
+    with pytest.raises(sp.CaptureError, match="no capture was declared"):
+        pool.end_capturing(s)  # nothing of it counted
+    assert pool.stats().stream_lookups == lookups
+    assert len(sp.sim.traps()) == 1
+    with pool.capturing(sc.device.per_thread_default_stream):
+        pass
+
+
+def test_the_simulated_device_names_the_call_that_a_capture_failed_in(sc: Scene) -> None:
+    s, t = sc.stream(), sc.stream()
+    s.begin_capture()
+    with pytest.raises(sp.CaptureError, match=r"^stream_begin_capture: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
+        s.begin_capture()
+    with pytest.raises(sp.DriverError, match=r"^stream_end_capture: CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"):
+        t.end_capture()
+    assert s.end_capture() is not None
+    sc.device.fail_call("stream_begin_capture", code="failed")
+    with pytest.raises(sp.DriverError, match=r"^stream_begin_capture: "):
+        t.begin_capture()
+    t.begin_capture()
+    graph = t.end_capture()
+    assert graph is not None
+    s.begin_capture()
+    with pytest.raises(sp.CaptureError, match=r"^graph_launch: "):
+        graph.launch(s)
+
+
+def test_a_block_of_a_graph_is_known_by_its_captures_number(sc: Scene) -> None:
+    pool = sc.pool(mode="debug", limit=8 * MIB, wait_timeout=0)
+    s = sc.stream(pool)
+    with pool.capturing(s):
+        s.begin_capture()
+        block = pool.allocate(100, stream=s)
+        facts = block.facts()
+        with pytest.raises(sp.OutOfMemoryError, match="capture 1") as caught:
+            pool.allocate(16 * MIB, stream=s)
+        graph = s.end_capture()
+    assert graph is not None
+    assert (facts["stream"], facts["capture"]) == (0, 1)
+    assert (caught.value.fields["stream"], caught.value.fields["capture"]) == (0, 1)
+    other = pool.allocate(100, stream=s).facts()
+    assert (other["stream"], other["capture"]) == (s.id, 0)

@@ -1,25 +1,22 @@
-"""Public bug reports of other allocators, as tests of ours: the whole kind of fault, each with its control.
+"""Public bug reports of other allocators about reuse and streams, as tests of ours: the whole kind, with its control.
 
-Numbers are those of the project's list of cases; the docstrings name the reports.
+Numbers are those of the project's list of cases; the docstrings name the reports. test_cases_frees.py,
+test_cases_lifetime.py, test_cases_memory.py and test_cases_debug.py have the others.
 """
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from scene import KIB, MIB, Busy, Scene, fill_up, scene
+from cases_scene import SIZES, in_thread, take
+from scene import KIB, MIB, Busy, Scene, scene
 
 import streampool as sp
-from streampool.faults import FaultKind
 
-SIZES = pytest.mark.parametrize("size", [1, 4 * KIB, 700 * KIB, MIB, 5 * MIB])
 STREAMS = pytest.mark.parametrize("user", ["lasting", "raw", "legacy", "per_thread"])
 
 
@@ -35,10 +32,6 @@ def stream_of(sc: Scene, pool: sp.Pool, what: str) -> Any:
     if what == "per_thread":
         return sc.device.per_thread_default_stream
     return sc.stream(pool, lasting=what == "lasting")
-
-
-def take(pool: sp.Pool, stream: Any, size: int, count: int = 5) -> list[sp.Buffer]:
-    return [pool.allocate(size, stream=stream) for _ in range(count)]
 
 
 def touches(blocks: list[sp.Buffer], work: Busy) -> bool:
@@ -68,25 +61,6 @@ def take_until(pool: sp.Pool, stream: Any, size: int, *work: Busy) -> list[sp.Bu
     except sp.OutOfMemoryError:
         pytest.fail("late reuse happens: the work is done, its memory is there, and nobody gets it")
     return blocks
-
-
-def in_thread(function: Callable[[], Any]) -> Any:
-    out: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            out.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-    return out[0]
 
 
 # -- A. reuse across streams ------------------------------------------------------------------------------------------
@@ -523,338 +497,3 @@ def test_case_12_a_destroyed_raw_handle_is_an_error_and_the_block_stays(sc: Scen
     assert pool.stats().live_blocks == 1
     pool.free_raw(pointer, stream=live)
     assert pool.audit() == ""
-
-
-# -- D. bad frees -----------------------------------------------------------------------------------------------------
-
-
-@SIZES
-@pytest.mark.parametrize("mode", ["production", "debug"])
-def test_case_18_a_second_free_names_the_block_and_changes_nothing(sc: Scene, size: int, mode: str) -> None:
-    """NVIDIA/cub#329: a second free really freed a cached block, which was then handed out."""
-    pool = sc.pool(mode=mode)
-    s, t = sc.stream(pool), sc.stream(pool)
-    pointer = pool.allocate_raw(size, stream=s)
-    pool.free_raw(pointer, stream=s)
-    stats, calls = pool.stats(), sc.device.calls()
-    for stream in (s, t, None):
-        with pytest.raises(sp.DoubleFreeError, match=f"{hex(pointer)}.*free already"):
-            pool.free_raw(pointer, stream=stream)
-    assert pool.stats() == stats
-    assert {k: v - calls[k] for k, v in sc.device.calls().items() if v != calls[k]} == {}
-    # The block is one block: two takers get different memory.
-    a, b = take(pool, s, size, 2)
-    assert abs(a.handle - b.handle) >= size
-    if mode == "debug":
-        faults = pool.faults()
-        assert [fault.kind for fault in faults] == [FaultKind.DOUBLE_FREE] * 3
-        assert all(fault.block is not None and fault.block.freed_at for fault in faults)
-    assert pool.audit() == ""
-
-
-@SIZES
-@pytest.mark.parametrize("mode", ["production", "debug"])
-@pytest.mark.parametrize("how", ["close", "drop"])
-def test_case_18_a_stale_buffer_never_harms_the_new_owner(sc: Scene, size: int, mode: str, how: str) -> None:
-    """NVIDIA/cub#329 with the block reallocated in between (a stale handle)."""
-    pool = sc.pool(mode=mode, quarantine_bytes=0)
-    s = sc.stream(pool)
-    stale = pool.allocate(size, stream=s)
-    address = stale.handle
-    pool.free_raw(address, stream=s)
-    pool.check()
-    owners = take(pool, s, size, 70)
-    assert any(owner.handle == address for owner in owners), "somebody has the memory now"
-    stats = pool.stats()
-    if how == "close":
-        with pytest.raises(sp.DoubleFreeError, match="new owner"):
-            stale.close(s)
-    del stale
-    assert pool.stats().live_blocks == stats.live_blocks == 70
-    assert pool.stats().in_use == stats.in_use
-    new = take(pool, s, size, 70)
-    assert len({block.handle for block in owners + new}) == 140
-    assert pool.audit() == ""
-
-
-# -- E. sizes and alignment -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["production", "debug"])
-@pytest.mark.parametrize("kind", ["device", "pinned", "managed"])
-def test_case_21_an_alignment_is_the_pointers_or_the_call_raises(sc: Scene, mode: str, kind: str) -> None:
-    """rapidsai/rmm#2116, #2342: rounding the size was taken for aligning the pointer."""
-    pool = sc.pool(kind=kind, mode=mode)
-    s = sc.stream(pool)
-    hold = [pool.allocate(size, stream=s) for size in (1, 300, 4097, 70_000)]  # odd places first
-    for power in range(22):
-        alignment = 1 << power
-        for size in (1, 255, alignment, 4097):
-            block = pool.allocate(size, stream=s, alignment=alignment)
-            assert block.handle % max(alignment, 256) == 0
-            pointer = pool.allocate_raw(size, stream=s, alignment=alignment)
-            assert pointer % max(alignment, 256) == 0
-            pool.free_raw(pointer, stream=s)
-            if power % 3:
-                hold.append(block)
-    stats = pool.stats()
-    for nonsense in (0, 3, -1, -4096, 384, 1 << 22, 1 << 63, 1 << 64):
-        with pytest.raises(ValueError, match="power of two from 1 to 2097152"):
-            pool.allocate(64, stream=s, alignment=nonsense)
-    no_numbers: list[Any] = [True, 256.0, "256", None]
-    for no_number in no_numbers:
-        with pytest.raises(TypeError):
-            pool.allocate(64, stream=s, alignment=no_number)
-    assert pool.stats() == stats
-    hold.clear()
-    assert pool.audit() == ""
-
-
-HUGE = [2**64 - 1, 2**64 - 4, 2**64 - 256, 2**64 - 512, 2**64 - 2 * MIB, 2**63, 2**63 - 1, 2**48, 2**47]
-
-
-@pytest.mark.parametrize("size", HUGE)
-@pytest.mark.parametrize("mode", ["production", "debug", "paranoid"])
-@pytest.mark.parametrize("kind", ["device", "pinned", "managed"])
-def test_case_23_sizes_near_the_top_are_out_of_memory_at_once_and_change_nothing(
-    sc: Scene, size: int, mode: str, kind: str
-) -> None:
-    """rapidsai/rmm#1156, tensorflow/tensorflow#126877, openxla/xla#48533, sonots/cumo#170, NVIDIA/cub#54: they wrap."""
-    pool = sc.pool(kind=kind, mode=mode)
-    s = sc.stream(pool)
-    block = pool.allocate(1000, stream=s)
-    stats = pool.stats()
-    for alignment in (1, 256, 2 * MIB):
-        with pytest.raises(sp.OutOfMemoryError) as caught:
-            pool.allocate(size, stream=s, alignment=alignment)
-        assert caught.value.fields["request"] == size
-        with pytest.raises(MemoryError):
-            pool.allocate_raw(size, stream=s, alignment=alignment)
-    with pytest.raises(sp.OutOfMemoryError):
-        pool.reserve(size)
-    after = pool.stats()
-    assert (after.in_use, after.live_blocks, after.reserved) == (stats.in_use, stats.live_blocks, stats.reserved)
-    block.close(s)
-    assert pool.audit() == ""
-
-
-@pytest.mark.parametrize(
-    ("size", "error"),
-    [
-        (-1, ValueError),
-        (-(2**63), ValueError),
-        (-(2**70), ValueError),
-        (2**64, ValueError),
-        (2**70, ValueError),
-        (True, TypeError),
-        (False, TypeError),
-        (1.5, TypeError),
-        (4096.0, TypeError),
-        (float("inf"), TypeError),
-        ("4096", TypeError),
-        (None, TypeError),
-        (b"\x01", TypeError),
-    ],
-)
-def test_case_23_sizes_that_are_no_sizes_are_value_and_type_errors(
-    sc: Scene, size: Any, error: type[Exception]
-) -> None:
-    """NVIDIA/cub#54 and kin: nonsense is no allocation."""
-    pool = sc.pool()
-    stats = pool.stats()
-    for call in (pool.allocate, pool.allocate_raw):
-        with pytest.raises(error):
-            call(size)
-    assert pool.stats() == stats
-
-
-@pytest.mark.parametrize("mode", ["production", "debug"])
-@pytest.mark.parametrize("kind", ["device", "pinned", "managed"])
-@pytest.mark.parametrize("state", ["empty", "full"])
-def test_case_25_a_block_of_no_bytes_is_a_block(sc: Scene, mode: str, kind: str, state: str) -> None:
-    """milvus-io/milvus#5100, numba/numba#4140, cupy/cupy#2104, rapidsai/rmm#210, NVIDIA/cuda-python#1516."""
-    pool = sc.pool(kind=kind, mode=mode, limit=8 * MIB)
-    s, t = sc.stream(pool), sc.stream(pool)
-    hold: list[sp.Buffer] = []
-    if state == "full" and mode == "production":
-        for size in (MIB, 64 * KIB, 256):
-            hold += fill_up(pool, size, s)[0]
-    before = pool.stats()
-    empty = [pool.allocate(0, stream=s) for _ in range(300)]
-    pointers = [pool.allocate_raw(0, stream=s, alignment=1) for _ in range(300)]
-    addresses = [block.handle for block in empty] + pointers
-    assert 0 not in addresses
-    assert len(set(addresses)) == 600
-    assert not any(b.handle <= a < b.handle + b.size for a in addresses for b in hold)
-    stats = pool.stats()
-    assert (stats.in_use, stats.live_blocks) == (before.in_use, before.live_blocks + 600)
-    if mode == "production":
-        assert (stats.reserved, stats.rounding, stats.cached) == (before.reserved, before.rounding, before.cached)
-    for block in empty:
-        block.record_stream(t)
-        assert (block.size, len(block), block.numpy().size, bytes(memoryview(block))) == (0, 0, 0, b"")
-        block.fill(1)
-        block.copy_from(b"")
-        block.close(s)
-        assert block.is_closed
-    for pointer in pointers:
-        pool.free_raw(pointer, stream=s)
-    with pytest.raises(sp.DoubleFreeError):
-        pool.free_raw(pointers[-1], stream=s)
-    assert pool.stats().live_blocks == before.live_blocks
-    assert pool.audit() == ""
-
-
-def test_case_25_no_bytes_on_a_closed_and_on_a_capturing_pool_are_as_any_size_is(sc: Scene) -> None:
-    """NVIDIA/cuda-python#1516: zero is not a case of its own."""
-    pool = sc.pool()
-    raw = sc.stream()
-    raw.begin_capture()
-    captured = pool.allocate(0, stream=raw)
-    assert raw.end_capture() is not None, "the capture is still valid"
-    captured.close(raw)
-    live = pool.allocate(0, stream=raw)
-    pool.close()
-    with pytest.raises(sp.PoolClosedError):
-        pool.allocate(0, stream=raw)
-    live.close(raw)
-    assert pool.audit() == ""
-
-
-# -- H. lifetime, shutdown, fork (more in test_lifetime.py) -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["production", "debug"])
-@pytest.mark.parametrize("kind", ["device", "pinned"])
-@pytest.mark.parametrize("end", ["closed", "dropped", "closed and dropped"])
-@pytest.mark.parametrize("order", ["first in first out", "last in first out", "other thread"])
-def test_case_36_buffers_outlive_their_pool_and_are_released_in_any_order(
-    sc: Scene, mode: str, kind: str, end: str, order: str
-) -> None:
-    """rapidsai/rmm#943, opencv/opencv#21939: a buffer destroyed after its pool crashed; only stack order worked."""
-    before = sc.device.used_memory
-    pool = sp.Pool(sc.device, kind=kind, mode=mode)
-    s = sc.device.create_stream()
-    buffers = [pool.allocate(size, stream=s) for size in (0, 1, 4 * KIB, 700 * KIB, 5 * MIB)]
-    view = memoryview(buffers[2])
-    if "closed" in end:
-        pool.close()
-    if "dropped" in end:
-        del pool
-        gc.collect()
-    view[:3] = b"abc"
-    for block in buffers:
-        sc.use(s, block)
-    del block
-    sp.sim.settle()
-    assert bytes(view[:3]) == b"abc"
-    assert sc.device.fault == ""
-    view.release()
-
-    def release() -> None:
-        while buffers:
-            block = buffers.pop(-1 if order == "last in first out" else 0)
-            if len(buffers) % 2:
-                block.close(s)
-            del block
-
-    if order == "other thread":
-        in_thread(lambda: release())
-    else:
-        release()
-    pool = None  # type: ignore[assignment]
-    gc.collect()
-    assert sc.device.used_memory == before
-    assert sc.device.fault == ""
-    sc.assert_no_race()
-
-
-EXIT_PROGRAM = """
-import atexit, gc, sys, threading
-import streampool as sp
-def late(): print("late handler", flush=True)
-atexit.register(late)
-how, mode, kind = sys.argv[1:4]
-dev = sp.Device("sim:0")
-pool = sp.Pool(dev, mode=mode, kind=kind)
-stream = dev.create_stream()
-pool.register_stream(stream)
-event = stream.record()
-blocks = [pool.allocate(n, stream=stream) for n in (0, 100, 1 << 20, 5 << 20)]
-pointer = pool.allocate_raw(1000, stream=stream)
-cycle = [blocks[1]]; cycle.append(cycle)
-class Kept:
-    static = pool.allocate(64, stream=stream)
-    def __del__(self): Kept.static.close(stream)
-kept = Kept()
-atexit.register(lambda: (blocks[0].close(stream), pool.free_raw(pointer, stream=stream)))
-print("ready", flush=True)
-if how == "exit": sys.exit(7)
-if how == "raise": raise ValueError("the program's own")
-if how == "thread": threading.Thread(target=lambda: pool.allocate(10, stream=stream)).start()
-"""
-
-
-@pytest.mark.parametrize("how", ["return", "exit", "raise", "thread"])
-@pytest.mark.parametrize(("mode", "kind"), [("production", "device"), ("debug", "device"), ("debug", "pinned")])
-def test_case_37_leaving_everything_in_globals_ends_the_process_as_asked_and_silently(
-    how: str, mode: str, kind: str
-) -> None:
-    """rapidsai/rmm#2366, #2203, LBANN/lbann#380, MrNeRF/LichtFeld-Studio#1419: crashes and error floods at exit."""
-    done = subprocess.run(
-        [sys.executable, "-c", EXIT_PROGRAM, how, mode, kind], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == {"exit": 7, "raise": 1}.get(how, 0), done.stderr
-    assert done.stdout == "ready\nlate handler\n"
-    if how == "raise":
-        assert done.stderr.startswith("Traceback")
-        assert done.stderr.endswith("ValueError: the program's own\n")
-        assert done.stderr.count("Traceback") == 1
-    else:
-        assert done.stderr == ""
-
-
-FORK_PROGRAM = """
-import os, sys, threading
-import streampool as sp
-dev = sp.Device("sim:0")
-pool = sp.Pool(dev, mode=sys.argv[1])
-stream = dev.create_stream()
-pool.register_stream(stream)
-block, gone = pool.allocate(4096, stream=stream), pool.allocate(4096, stream=stream)
-pointer = pool.allocate_raw(4096, stream=stream)
-before = dict(pool.stats())
-child = os.fork()
-if child == 0:
-    calls = [lambda: pool.allocate(1, stream=stream), lambda: pool.allocate_raw(1), lambda: pool.stats(),
-             lambda: pool.reserve(1), lambda: pool.trim(), lambda: pool.check(), lambda: block.record_stream(stream),
-             lambda: pool.register_stream(stream), lambda: sp.Pool(dev)]
-    for i, call in enumerate(calls):
-        try:
-            call()
-        except sp.ForkedProcessError as error:
-            assert "spawn" in str(error), (i, error)
-        else:
-            print("call", i, "did not raise", flush=True)
-    block.close(stream)      # inherited frees are ignored
-    pool.free_raw(pointer, stream=stream)
-    gone = None
-    pool.close()
-    sys.exit(0)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 0, status
-assert dict(pool.stats()) == before
-assert pool.audit() == ""
-block.close(stream); gone.close(stream); pool.free_raw(pointer, stream=stream)
-pool.close()
-print("parent done", flush=True)
-"""
-
-
-@pytest.mark.parametrize("mode", ["production", "debug"])
-def test_case_39_a_forked_child_ignores_inherited_frees_and_use_raises_and_names_spawn(mode: str) -> None:
-    """PaddlePaddle/Paddle#78171, NVIDIA/cudf#5515, gabrieldemarmiesse/torch-mojo-backend#460: memory and fork."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORK_PROGRAM, mode], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "parent done\n", "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -119,9 +120,15 @@ def test_case_26_memory_that_comes_back_during_the_retry_serves_the_call_that_wa
             blocks.pop().close(s)
         del block
         asked: list[int] = []
-        timer = threading.Timer(0.05, gate.open)
+
+        def open_once_it_waits() -> None:
+            while pool.stats().host_waits == 0:
+                time.sleep(0.001)
+            gate.open()
+
+        opener = threading.Thread(target=open_once_it_waits, daemon=True)
         if opens == "another thread":
-            timer.start()
+            opener.start()
         elif opens == "the collector":
             OpensWhenCollected(gate, t)
         else:
@@ -131,7 +138,7 @@ def test_case_26_memory_that_comes_back_during_the_retry_serves_the_call_that_wa
         if pieces == 1:  # it serves the call as it is; ten pieces become one by way of the driver
             assert sum(pool.stats().paths[name] for name in ("host_waited", "completed", "called_back")) == 1
         if opens == "another thread":
-            timer.join()
+            opener.join()
             assert pool.stats().host_waits == 1
         assert asked == ([600 * MIB] if opens == "the callback" else [])
         assert pool.stats().out_of_memory == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -347,6 +349,41 @@ print("child", os.waitstatus_to_exitcode(status))
     assert ran.err.count("SUMMARY") <= 1
 
 
+@pytest.mark.parametrize(("ends_by", "code"), [("os._exit(7)", 7), ("os.abort()", -signal.SIGABRT)])
+def test_what_a_program_without_an_end_leaves_behind_the_next_run_removes(
+    run: Any, tmp_path: Path, ends_by: str, code: int
+) -> None:
+    folders = tmp_path / "temporary"
+    folders.mkdir()
+    assert run(CLEAN, TMPDIR=str(folders)).code == 0
+    assert list(folders.iterdir()) == []
+    assert run(CLEAN + f"import os; {ends_by}\n", TMPDIR=str(folders)).code == code
+    (left,) = folders.iterdir()
+    living = folders / f"streampool-run-{os.getpid()}-living"
+    foreign = folders / left.name.replace("streampool-run-", "streampool-run-of-another-program-")
+    locked = folders / f"{left.name}-locked"  # a forked copy of a process that is gone
+    for folder in (living, foreign, locked):
+        shutil.copytree(left, folder)
+    assert run(CLEAN, TMPDIR=str(folders)).code == 0
+    assert left.is_dir(), "it might be on the way to its lock"
+    for folder in folders.iterdir():
+        os.utime(folder, (0, 0))
+    with (locked / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run(CLEAN, TMPDIR=str(folders)).code == 0
+        assert {folder.name for folder in folders.iterdir()} == {living.name, foreign.name, locked.name}
+    assert run(CLEAN, TMPDIR=str(folders)).code == 0
+    assert {folder.name for folder in folders.iterdir()} == {living.name, foreign.name}
+
+
+def test_a_program_that_closes_everything_it_finds_open_is_reported_all_the_same(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    ran = run(FAULTY + "import os; os.closerange(3, 256)\n", TMPDIR=str(tmp_path / "temporary"))
+    assert ran.code == 1, ran.err
+    assert len(ran.report["faults"]) == 1
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +397,19 @@ def test_the_environment_does_not_stand_over_the_program(run: Any) -> None:
     source = FAULTY.replace("sp.Pool(dev)", "sp.Pool(dev, mode='production')")
     assert run(source, options=(), STREAMPOOL_OPTIONS="mode=debug").code == 0
     assert run(FAULTY, options=(), STREAMPOOL_OPTIONS="mode=debug").code == 1
+
+
+@pytest.mark.parametrize(("source", "code"), [(FAULTY, 1), (CLEAN, 0), ("print('nothing')", 3)])
+def test_the_report_is_one_json_object_where_that_is_asked_for(tmp_path: Path, source: str, code: int) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import sys; print('{ my own', file=sys.stderr)\n" + source)
+    done = streampool("run", "--device", "sim", "--mode", "debug", "--json", script, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    report = json.loads(done.stderr[done.stderr.index("\n{\n") :])
+    assert report["exit_code"] == code
+    assert len(report["faults"]) == (source == FAULTY)
+    assert "SUMMARY" not in done.stderr
+    assert ("NO ALLOCATION WAS OBSERVED" in done.stderr) == (code == 3)
 
 
 def test_the_report_is_text_or_json_by_its_name(tmp_path: Path) -> None:

@@ -30,6 +30,11 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
     assert f"streampool {verb}" in done.output.partition("Example")[2]
 
 
+def test_every_verb_speaks_json() -> None:
+    for verb in VERBS:
+        assert re.search(r"^ +--json ", CliRunner().invoke(cli, [verb, "--help"]).output, re.MULTILINE), verb
+
+
 def test_help_lists_every_verb() -> None:
     output = CliRunner().invoke(cli, ["--help"]).output
     for verb in VERBS:
@@ -67,6 +72,13 @@ def test_doctor_says_the_same_to_a_person() -> None:
     done = CliRunner().invoke(cli, ["doctor"])
     for words in ("sim:0", "segments=vmm unless told otherwise", "max_map_count", "guard_bytes", "options"):
         assert words in done.stdout
+
+
+def test_doctor_says_what_debug_mode_takes_by_the_cores_own_figures() -> None:
+    out = CliRunner().invoke(cli, ["doctor"]).stdout
+    section = out.partition("memory of mode debug, beside the blocks:")[2].partition("memory of mode paranoid")[0]
+    for words in ("guards: 512 B of a block", "quarantine: at most 64 MiB", f"facts: {_core.BLOCK_FACTS_BYTES} B"):
+        assert words in section, section
 
 
 def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,3 +291,27 @@ def test_case_40_collections_in_the_middle_of_exports_leave_everything_whole(sc:
     gc.collect()
     assert drain(pool, s) == 0
     assert pool.audit() == ""
+
+
+# -- whose it is ------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_a_borrower_holds_is_nobodys_leak(sc: Scene) -> None:
+    """R18: what is exported is not called a leak; kept by its Buffer alone it is held as any block."""
+    pool = sc.pool(mode="debug")
+    block = pool.allocate(1000, stream=sc.stream(pool))
+    (facts,) = pool.live_blocks()
+    assert (facts["exported"], [leak.leak_class for leak in pool.leaks()]) == (False, ["held"])
+    first, second = np.from_dlpack(block), np.from_dlpack(block)
+    del first
+    assert pool.live_blocks()[0]["exported"]
+    assert list(pool.leaks()) == []
+    with pool.expect_no_leaks():
+        lent = np.from_dlpack(pool.allocate(10, stream=sc.stream(pool)))  # whose Buffer is gone
+    del second
+    assert [leak.bytes for leak in pool.leaks()] == [1000]
+    del lent
+    assert [facts["exported"] for facts in pool.live_blocks()] == [False]
+    block.close()
+    block = pool.allocate(1000, stream=sc.stream(pool))
+    assert not block.facts()["exported"]

@@ -129,6 +129,18 @@ def test_the_demo_finds_exactly_what_is_planted_and_ends_with_0(device: str) -> 
     assert "resnet50_train on" in done.stdout
 
 
+def test_the_demo_says_the_same_as_one_json_object() -> None:
+    done = python("-P", "-m", "streampool", "demo", "--device", "sim", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = json.loads(done.stdout)
+    assert (facts["device"], facts["simulated"]) == ("sim:0", True)
+    source = (EXAMPLES / "find_overrun_and_leak.py").read_text().splitlines()
+    assert len(facts["planted"]) == 3
+    for planted in facts["planted"]:
+        assert source[planted["line"] - 1].endswith(f"# planted: {planted['what']}")
+    assert facts["replay"]["faults"] == 0
+
+
 def test_a_demo_whose_fault_is_not_found_fails(tmp_path: Path) -> None:
     """The demo is a check and no show: with a planted mark that nothing answers it ends with 1."""
     from click.testing import CliRunner

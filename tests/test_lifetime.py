@@ -497,6 +497,42 @@ def test_a_lost_device_is_one_clear_error_and_frees_are_harmless(sc: Scene, kind
     sc.device.set_gone(False) if how == "driver gone" else None
 
 
+@MODES
+@KINDS
+def test_frees_while_the_driver_goes_down_are_harmless_whatever_stream_they_name(
+    sc: Scene, kind: str, mode: str
+) -> None:
+    """Interpreters free what globals hold when CUDA is half gone: an error there is a traceback at every exit."""
+    pool = sp.Pool(sc.device, kind=kind, mode=mode)
+    lasting, raw = sc.device.create_stream(), sc.device.create_stream()
+    pool.register_stream(lasting)
+    streams = (lasting, raw, raw.handle, sc.device.default_stream, sc.device.per_thread_default_stream)
+    blocks = [(pool.allocate(size, stream=stream), stream) for size in (0, 4 * KIB, 3 * MIB) for stream in streams]
+    for block, _ in blocks:
+        block.record_stream(raw)
+    pointers = [(pool.allocate_raw(size, stream=stream), size, stream) for size in (1, 2 * MIB) for stream in streams]
+    doubled = pool.allocate_raw(64, stream=raw)
+    pool.free_raw(doubled, stream=raw)
+    sc.device.set_gone()
+    for block, stream in blocks:
+        block.close(stream)
+        assert block.is_closed
+    for number, (pointer, size, stream) in enumerate(pointers):
+        if number % 2:
+            pool.free_raw_sized(pointer, size, stream=stream)
+        else:
+            pool.free_raw(pointer, stream=stream)
+    for stream in streams[1:3]:
+        pool.forget_stream(stream)
+    with pytest.raises(sp.DoubleFreeError):  # harmless is not blind
+        pool.free_raw(doubled, stream=raw)
+    assert pool.stats().live_blocks == 0
+    assert pool.audit() == ""
+    sc.device.set_gone(False)
+    pool.close()
+    assert sp.sim.traps() == []
+
+
 # -- R24 --------------------------------------------------------------------------------------------------------------
 
 CTRL_C = """

@@ -140,6 +140,32 @@ def test_the_parts_of_each_pool_add_up_to_what_it_holds(machine: None) -> None:
     del held
 
 
+def test_what_debug_mode_may_take_and_takes_is_shown(machine: None) -> None:
+    own = {"device": "sim:2", "pool": "watched"}
+    before = value(series(), "debug_host_bytes")
+    pools = [
+        pool_on("sim:2", "watched", mode="debug", quarantine_bytes=size, check_every=1, page_guards="all",
+                page_guard_min="1MiB", page_guard_max="1MiB")
+        for size in ("1MiB", "3MiB")
+    ]  # fmt: skip
+    plain = pool_on("sim:2", "plain")
+    blocks = [pool.allocate(size) for pool in pools for size in (1000, 2000, MIB)]
+    found = series()
+    assert value(found, "quarantine_limit_bytes", **own) == 4 * MIB
+    assert value(found, "page_guarded_bytes", **own) == sum(p.debug_totals()["page_guard_bytes"] for p in pools) > 0
+    assert value(found, "debug_host_bytes") == before + 6 * _core.BLOCK_FACTS_BYTES
+    for name in ("quarantine_limit_bytes", "page_guarded_bytes"):
+        assert value(found, name, device="sim:2", pool="plain") == 0
+    blocks[0].close()  # in quarantine it is known as before
+    pools[0].check()
+    assert value(series(), "debug_host_bytes") == before + 6 * _core.BLOCK_FACTS_BYTES
+    del blocks
+    for pool in pools:
+        pool.close()
+    assert values(series(), "quarantine_limit_bytes", **own) == []
+    plain.close()
+
+
 def test_counts_are_exact_and_closed_sets_of_words_are_there_from_the_start(machine: None) -> None:
     pool = pool_on("sim:4", "exact", limit="8MiB", wait_timeout=0)
     before = series()

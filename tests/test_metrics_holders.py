@@ -187,7 +187,7 @@ def test_holders_are_exact_where_every_call_stack_is_kept() -> None:
     kept.append(pool.allocate(1000))
     rows = pool.holders()
     assert sum(size for size, *_ in rows) == 8000
-    ((size, blocks, _, allocated, made, oldest, aged),) = [row for row in rows if row[1] == 7]
+    ((size, blocks, _, allocated, made, oldest, aged, _),) = [row for row in rows if row[1] == 7]
     assert (size, blocks) == (7000, 7)
     assert (allocated, made) == (0, 0)  # not counted
     assert (round(oldest), aged) == (5000, 7000)
@@ -262,8 +262,8 @@ def read_profile(data: bytes) -> Any:
     return profile
 
 
-def by_function(data: bytes, pool: str) -> dict[str, dict[str, int]]:
-    """Give what a profile says of a pool's innermost functions, by sample type."""
+def by_function(data: bytes, pool: str, *, tag: str | None = None) -> dict[str, dict[str, int]]:
+    """Give what a profile says of a pool's innermost functions, or of one of its tags, by sample type."""
     profile = read_profile(data)
     text = list(profile.string_table)
     assert text[0] == ""
@@ -274,9 +274,11 @@ def by_function(data: bytes, pool: str) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for sample in profile.sample:
         labels = {text[label.key]: text[label.str] for label in sample.label}
-        assert set(labels) == {"pool", "device", "kind"}
+        assert {"pool", "device", "kind"} <= set(labels) <= {"pool", "device", "kind", "tag"}
         if labels["pool"] != pool:
             continue  # another test's
+        if tag is not None and labels.get("tag", "") != tag:
+            continue
         sums = found.setdefault(locations[sample.location_id[0]], dict.fromkeys(types, 0))
         for kind, value in zip(types, sample.value, strict=True):
             sums[kind] += value
@@ -290,6 +292,55 @@ def test_a_profile_is_read_by_another_reader_and_is_exact_where_all_stacks_are_k
     assert found["steady"] == {"alloc_objects": 0, "alloc_space": 0, "inuse_objects": 1, "inuse_space": 64 * MIB}
     assert found["leaking"]["inuse_space"] == 16 * MIB
     del kept
+
+
+def tagged(pool: sp.Pool, tag: str | None) -> sp.Buffer:
+    return pool.allocate(1000, tag=tag)
+
+
+@pytest.mark.parametrize("mode", ["debug", "production"])
+def test_a_profile_tells_the_tags_of_a_line_apart(mode: str) -> None:
+    pool = sp.Pool("sim:0", name="tagged", mode=mode, sample_bytes=1)  # each allocation is a sample
+    kept = [tagged(pool, tag) for tag in ("weights", "weights", "acts", None)]
+    tagged(pool, "acts").close()
+    profile = pool.heap_profile()
+    for tag, live, allocated in (("weights", 2, 2), ("acts", 1, 2), ("", 1, 1)):
+        found = by_function(profile, "tagged", tag=tag)["tagged"]
+        assert (found["inuse_objects"], found["inuse_space"]) == (live, 1000 * live), tag
+        assert found["alloc_objects"] == (allocated if mode == "production" else 0), tag
+    assert by_function(profile, "tagged")["tagged"]["inuse_objects"] == 4
+    (held,) = (row for row in pool.holders() if row[1])
+    assert (held[0], held[1], held[-1]) == (4000, 4, "")
+    assert sum(row[1] for row in pool.holders(by_tag=True)) == 4
+    del kept
+
+
+@pytest.mark.parametrize("mode", ["debug", "production"])
+def test_tags_without_end_are_told_apart_up_to_a_number(mode: str) -> None:
+    pool = sp.Pool("sim:0", name="endless", mode=mode, sample_bytes=1)
+    kept = [tagged(pool, f"request {number}") for number in range(300)]
+    tags = {row[-1]: row[1] for row in pool.holders(by_tag=True)}
+    assert len(tags) == 257
+    assert tags["_other"] == 300 - 256
+    for _ in range(100):
+        tagged(pool, f"more {len(kept)}").close()
+    assert {row[-1] for row in pool.holders(by_tag=True)} == tags.keys()
+    assert pool.audit() == ""
+    del kept
+
+
+def test_nothing_is_said_of_a_block_that_was_true_of_the_one_before_it_in_its_place() -> None:
+    pool = sp.Pool("sim:0", mode="debug", track=False, quarantine_bytes=0)
+    places = set()
+    for tag in ("old", None):
+        block = tagged(pool, tag)
+        facts = block.facts()
+        places.add(facts["address"])
+        assert (facts["tag"], facts["serial"] != 0, facts["freed_time"]) == (tag or "", tag is not None, 0)
+        sp.sim.clock.advance(1)
+        block.close()
+        pool.check()
+    assert len(places) == 1
 
 
 def test_the_profile_is_served_for_all_pools() -> None:

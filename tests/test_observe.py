@@ -80,6 +80,15 @@ def test_a_library_that_is_not_known_is_named_with_those_that_are() -> None:
             call("tensorflow")
 
 
+@pytest.mark.parametrize("call", [sp.observe, sp.unobserve])
+@pytest.mark.parametrize("given", [["torch"], ("torch",), None, 5, b"torch", {}])
+def test_a_library_is_named_by_text(call: Any, given: Any) -> None:
+    before = sp.observed()
+    with pytest.raises(TypeError, match=r"named by text, as in observe\('torch', 'cupy'\), not .* of type "):
+        call("torch", given)
+    assert sp.observed() == before
+
+
 def test_all_known_libraries_are_observed_where_none_is_named_and_none_needs_to_be_there() -> None:
     assert sp.observed() == ()
     sp.observe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from scene import KIB, MIB, Scene, scene
+from test_report_html import assert_sound
 
 import streampool as sp
 from streampool.faults import BlockState, Fault, FaultKind
 from streampool.page_guards import read_records
-from streampool.report import Report
+from streampool.report import Report, schema
 
 SIZES = [1, 255, 256, 257, 1013, 4 * KIB, 4 * KIB + 1, 2 * MIB, 3 * MIB]
 
@@ -477,6 +480,72 @@ def test_records_are_there_after_a_process_was_killed(tmp_path: Path) -> None:
     )
     assert shown.returncode == 0, shown.stderr
     assert "tag 'weights'" in shown.stdout
+
+
+def report_on(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "streampool", "report", str(path), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def records_of(sc: Scene, tmp_path: Path) -> Path:
+    """Records of one live and one revoked block, whose device was lost."""
+    path = tmp_path / "guards.jsonl"
+    pool = guarded_pool(sc, page_guard_records=str(path), page_guard_seed=7)
+    stream = sc.stream(pool)
+    pool.allocate(100, stream=stream, tag="</script><b>weights</b>").close(stream)
+    pool.check()
+    block = pool.allocate(200, stream=stream)
+    use(stream, block.handle + 300)
+    the_fault(pool)
+    return path
+
+
+def test_records_are_plain_data_by_the_schema(records_of: Path) -> None:
+    records = read_records(records_of)
+    data = json.loads(report_on(records_of, "--json").stdout)
+    assert data == records.to_dict()
+    rules = schema()
+    jsonschema.validate(data, {"$ref": "#/$defs/post_mortem", "$defs": rules["$defs"]})
+    assert (data["seed"], data["pool"], data["left_out"]) == (7, "default", 0)
+    assert "ILLEGAL_ADDRESS" in data["error"]
+    live, revoked = data["candidates"]
+    assert (live["block"]["size"], live["block"]["state"], revoked["block"]["state"]) == (200, "live", "freed")
+    assert int(live["block"]["address"], 16) == records.candidates[0].block.address
+    assert revoked["block"]["freed_at"][0]["function"] == "records_of"
+    assert "any access faults" in revoked["why"]
+
+
+def test_records_are_a_page_that_reads_by_itself(records_of: Path, tmp_path: Path) -> None:
+    out = tmp_path / "guards.html"
+    done = report_on(records_of, "--format", "html", "--output", str(out))
+    assert done.returncode == 0, done.stderr
+    page = assert_sound(out.read_text())
+    for words in ("2 blocks between unmapped pages may be meant", "ILLEGAL_ADDRESS", "Block 1 of 2", "Block 2 of 2"):
+        assert words in page.text
+    assert "tag '</script><b>weights</b>'" in page.text
+    assert "About illegal_access" in page.text
+    assert "cannot be suppressed" in report_on(records_of, "--format", "suppressions").stderr
+
+
+def test_records_of_a_block_that_a_graph_owns_name_its_capture(sc: Scene, tmp_path: Path) -> None:
+    path = tmp_path / "guards.jsonl"
+    pool = guarded_pool(sc, page_guard_records=str(path))
+    stream = sc.stream(pool)
+    with pool.capturing(stream):
+        stream.begin_capture()
+        block = pool.allocate(100, stream=stream)
+        graph = stream.end_capture()
+    assert graph is not None
+    assert str(2**63)[:6] not in path.read_text()
+    (candidate,) = read_records(path).candidates
+    assert (candidate.block.stream, candidate.block.capture) == (0, 1)
+    assert candidate.why.endswith("used on capture 1")
+    assert block.facts()["capture"] == 1
 
 
 def test_pools_and_processes_have_a_file_each(sc: Scene, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_report import Found, block, fault, freed, report, written
+from report_scene import Found, block, fault, freed, report, written
 
 import streampool as sp
 from streampool._report_html import COLORS

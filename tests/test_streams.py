@@ -139,3 +139,35 @@ def test_a_new_stream_object_in_the_place_of_one_that_is_gone_is_another_stream(
             block.close(stream)
             del block, stream
         assert len(seen) == 50
+
+
+def test_what_was_not_entered_cannot_be_left() -> None:
+    with pytest.raises(RuntimeError, match="a stream is left more often than it was entered"):
+        sp.stream(1).__exit__(None, None, None)
+    scope = sp.scope("decode")
+    with scope:
+        pass
+    with pytest.raises(RuntimeError, match="scope 'decode' is left more often than it was entered"):
+        scope.__exit__(None, None, None)
+
+
+def test_a_peers_stream_is_registered_declared_and_forgotten_but_nothing_is_allocated_there() -> None:
+    with scene(devices=2) as sc:
+        pool, s = sc.pool(), sc.stream()
+        far = sp.sim.Device(1).create_stream()
+        block = pool.allocate(4096, stream=s)
+        for stream in (far, far.handle):
+            pool.register_stream(stream)
+            block.record_stream(stream)
+            with pool.capturing(stream):
+                far.begin_capture()
+                assert far.end_capture() is not None
+            pool.forget_stream(stream)
+            with pytest.raises(sp.StreamError, match=r"another device|belongs to device 1"):
+                pool.allocate(1, stream=stream)
+            with pytest.raises(sp.StreamError, match=r"another device|belongs to device 1"):
+                block.close(stream)
+        with pytest.raises(sp.DriverError, match=r"^fill: CUDA_ERROR_INVALID_HANDLE"):
+            block.fill(0, stream=far.handle)
+        block.close(s)
+        sc.assert_no_race()

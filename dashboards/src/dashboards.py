@@ -142,6 +142,17 @@ CAPACITY = Row(
               ((series("streams"), WHERE), (series("unfinished_streams"), WHERE + " unfinished"))),
     ),
 )  # fmt: skip
+DEBUG = Row(
+    "Debug mode",
+    (
+        Panel("Kept back", "Freed memory in quarantine, with what still waits for its work, and the most that stays there.", "bytes",
+              ((series("quarantined_bytes"), WHERE), (f"{series('quarantine_limit_bytes')} > 0", WHERE + " limit"))),
+        Panel("What debug mode takes of the device", "Guards, and memory behind blocks with pages of their own.", "bytes",
+              ((series("guard_bytes"), WHERE + " guards"), (f"{series('page_guarded_bytes')} > 0", WHERE + " pages"))),
+        Panel("What it takes of the host", "Facts of blocks, live or in quarantine.", "bytes",
+              ((f"{series('debug_host_bytes', PROCESS)} > 0", "{{instance}}"),)),
+    ),
+)  # fmt: skip
 FRAGMENTS = Row(
     "Fragmentation",
     (
@@ -314,7 +325,7 @@ FLEET = (
 
 BOARDS = (
     Board("streampool-overview", "streampool: overview", "What the pools hold, why, and whether it ends well.",
-          (HEALTH, CAPACITY, LIBRARIES, FRAGMENTS, TRAFFIC, COST, EXPORTER),
+          (HEALTH, CAPACITY, LIBRARIES, FRAGMENTS, TRAFFIC, COST, DEBUG, EXPORTER),
           annotations=(("Out of memory", f"sum by (instance, pool) (increase({series('allocation_failures_total')}[1m])) > 0"),)),
     Board("streampool-leaks", "streampool: leak hunt", "Does memory in use grow, where, and until when?", LEAKS, "now-24h"),
     Board("streampool-fleet", "streampool: fleet", "All processes and devices side by side.", FLEET),

@@ -160,6 +160,7 @@ T convert(nb::handle given, const Builtin<T>& row) {
 inline constexpr Text kName{"name"};
 inline constexpr Text kOptionName{"an option's name"};
 inline constexpr Whole<> kSize{"size", "a whole number of bytes"};
+inline constexpr Flag kByTag{"by_tag"};
 inline constexpr Whole<std::uint32_t> kStack{"stack", "the number of a stack"};
 
 // -- binding ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,9 @@ constexpr Whole<std::uint8_t> kValue{"value", "a byte"};
 template <typename Call>
 void driver_call(const char* verb, Call&& call) {
   const driver::Status status = unlocked(call);
-  if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
+  if (status.ok()) return;
+  const bool said = status.call != nullptr && std::string_view(status.call) == verb;  // `fill` is a call's name too
+  raise_driver_error((said ? std::string() : std::string(verb) + ": ") + driver::describe(status));
 }
 
 // The recorded streams that may be fenced in the free (R6): objects that own their handle, are open and held by the
@@ -149,20 +151,15 @@ void refuse_capture(driver::StreamHandle stream, const char* verb, const char* w
 }
 
 void wait_for_stream(Core& core, driver::StreamHandle stream, const char* verb) {
-  // To ask an event that a capture recorded whether it is done would end the capture.
-  if (capture_of(core, stream, verb) != 0)
-    refuse_capture(stream, verb,
-                   "and the host cannot wait for what is captured: call this before or after the capture");
   driver::Driver& d = core.driver();
-  driver::EventHandle event = 0;
-  driver::Status status = d.event_create(&event);
-  if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
-  bool interrupted = false;
+  driver::Status status;
+  bool captured = false, interrupted = false;
   {
     WithoutGil release;
-    status = d.event_record(event, stream);
+    driver::EventHandle event = 0;
+    status = driver::record_uncaptured(d, stream, std::nullopt, &event, &captured);
     double pause = 10e-6, next_check = d.now() + 0.05;
-    while (status.ok() && !interrupted) {
+    while (event != 0 && !interrupted) {
       status = d.event_query(event);
       if (status.code != driver::Code::not_ready) break;
       status = {};
@@ -174,9 +171,14 @@ void wait_for_stream(Core& core, driver::StreamHandle stream, const char* verb) 
         next_check = d.now() + 0.05;
       }
     }
-    d.event_destroy(event);
+    if (event != 0) d.event_destroy(event);
   }
   check_interrupt();
+  if (captured) {
+    capture_of(core, stream, verb);  // has its own words for a capture that was lost, and for the legacy stream
+    refuse_capture(stream, verb,
+                   "and the host cannot wait for what is captured: call this before or after the capture");
+  }
   if (!status.ok()) raise_driver_error(std::string(verb) + ": " + driver::describe(status));
 }
 

@@ -18,12 +18,17 @@ using dlpack::Device;
 
 constexpr OptionalFlag kCopy{"copy"};
 constexpr Whole<std::int64_t> kConsumerStream{"stream", "a stream's handle, None or -1", -1};
-constexpr Whole<std::int32_t> kNumber{"dl_device", "a pair of whole numbers"};
 
 // What a borrower holds: its share of the lease, and the arrays that its tensor points to.
 struct Loan {
-  explicit Loan(std::shared_ptr<Lease> of) : lease(std::move(of)) { lease->borrowers.fetch_add(1); }
-  ~Loan() { lease->borrowers.fetch_sub(1); }
+  explicit Loan(std::shared_ptr<Lease> of) : lease(std::move(of)) {
+    if (lease->borrowers.fetch_add(1) == 0) pool::Core::set_exported(lease->block, true);
+  }
+  ~Loan() {
+    if (lease->borrowers.fetch_sub(1) != 1) return;
+    pool::Core::set_exported(lease->block, false);
+    if (lease->borrowers.load() != 0) pool::Core::set_exported(lease->block, true);  // lent again meanwhile
+  }
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
   std::shared_ptr<Lease> lease;
@@ -68,9 +73,11 @@ Device own_device(const PyBuffer& b) {
 }
 
 std::pair<std::int64_t, std::int64_t> pair_of(nb::handle given, const char* name) {
-  const auto two = items(given, name, "a pair of whole numbers");
-  if (two.size() != 2) refuse(PyExc_ValueError, name, "a pair of whole numbers", given);
-  return {convert(two[0], kNumber), convert(two[1], kNumber)};
+  constexpr const char* kWanted = "a pair of whole numbers";
+  const auto two = items(given, name, kWanted);
+  if (two.size() != 2) refuse(PyExc_ValueError, name, kWanted, given);
+  const Whole<std::int32_t> number{name, kWanted};
+  return {convert(two[0], number), convert(two[1], number)};
 }
 
 // The device to say; the block must be there as it is.
@@ -116,15 +123,22 @@ void order_borrower(PyBuffer& b, nb::handle given, const Device& device) {
                    our_capture != 0 ? "the borrower's stream is not in that capture: make it wait for the block's first"
                                     : "the block's stream is not in that capture: export the block before the capture");
   driver::Driver& d = core.driver();
-  driver::EventHandle event = 0;
+  bool captured = false;
   const driver::Status status = unlocked([&] {
-    driver::Status s = d.event_create(&event);
-    if (!s.ok()) return s;
-    s = d.event_record(event, ours);
-    if (s.ok()) s = d.stream_wait_event(theirs, event);
-    d.event_destroy(event);
+    driver::EventHandle event = 0;
+    driver::Status s;
+    if (our_capture == 0) {
+      s = driver::record_uncaptured(d, ours, theirs, &event, &captured);
+    } else {
+      s = d.event_create(&event);
+      if (!s.ok()) return s;
+      s = d.event_record(event, ours);
+      if (s.ok()) s = d.stream_wait_event(theirs, event);
+    }
+    if (event != 0) d.event_destroy(event);
     return s;
   });
+  if (captured) refuse_capture(ours, "__dlpack__", "or the borrower's stream is: export the block before the capture");
   if (!status.ok()) raise_driver_error("__dlpack__: " + driver::describe(status));
   guarded([&](pool::Failure* f) { return core.record_stream(b.block, theirs, f); });
 }

@@ -1,6 +1,7 @@
 // Exception classes, and the one place where a Failure becomes one.
 #include <nanobind/stl/string.h>
 
+#include "facts.hpp"
 #include "support.hpp"
 
 namespace streampool::python {
@@ -81,7 +82,7 @@ void raise(pool::Failure& failure) {
         const pool::OomReport& r = *failure.oom;
         fields["request"] = r.request;
         fields["alignment"] = r.alignment;
-        fields["stream"] = r.stream;
+        put_stream(fields, r.stream);
         fields["device"] = r.device;
         fields["pool"] = r.pool;
         fields["kind"] = r.kind;

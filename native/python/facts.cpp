@@ -6,6 +6,13 @@
 
 namespace streampool::python {
 
+// "stream" is the driver's id, and 0 for a block of a graph; then "capture" is the capture's.
+void put_stream(nb::dict d, std::uint64_t id) {
+  const bool captured = (id & kCapturedId) != 0;
+  d["stream"] = captured ? 0 : id;
+  d["capture"] = captured ? id & ~kCapturedId : 0;
+}
+
 nb::dict facts_dict(const debug::BlockFacts& f) {
   nb::dict d;
   d["serial"] = f.serial;
@@ -14,7 +21,7 @@ nb::dict facts_dict(const debug::BlockFacts& f) {
   d["size"] = f.size;
   d["begin"] = f.begin;
   d["reserved"] = f.reserved;
-  d["stream"] = f.stream;
+  put_stream(d, f.stream);
   d["allocated_thread"] = f.allocated_thread;
   d["freed_thread"] = f.freed_thread;
   d["allocated_time"] = f.allocated_time;
@@ -22,6 +29,7 @@ nb::dict facts_dict(const debug::BlockFacts& f) {
   d["allocated_at"] = f.allocated_at;
   d["freed_at"] = f.freed_at;
   d["raw"] = f.raw;
+  d["exported"] = f.exported;
   d["tag"] = f.tag;
   d["pages"] = std::string(debug::page_guard_word(f.pages));
   return d;
@@ -84,6 +92,14 @@ nb::dict totals_dict(const debug::Totals& t, const debug::PageGuardTotals& p) {
   d["page_guards_refused"] = p.refused;
   d["page_guards_covered"] = p.covered;
   return d;
+}
+
+nb::list holders_list(const std::vector<pool::Holder>& holders) {
+  nb::list out;
+  for (const pool::Holder& h : holders)
+    out.append(nb::make_tuple(h.bytes, h.blocks, h.stack, h.allocated_bytes, h.allocated_blocks, h.oldest, h.aged_bytes,
+                              h.tag));
+  return out;
 }
 
 nb::dict stats_dict(const pool::Stats& s) {

@@ -209,33 +209,34 @@ void bind_pool(nb::module_& m) {
       .def(
           "register_stream",
           [](PyPool& p, nb::handle stream) {
-            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "register_stream");
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "register_stream", true);
             guarded([&](Failure* f) { return p.core->register_stream(handle, f); });
           },
           nb::arg("stream").none())
       .def(
           "forget_stream",
           [](PyPool& p, nb::handle stream) {
-            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "forget_stream");
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "forget_stream", true);
             guarded([&](Failure* f) { return p.core->forget_stream(handle, f); });
           },
           nb::arg("stream").none())
       .def(
           "begin_capturing",
           [](PyPool& p, nb::handle stream) {
-            stream_handle(stream, *p.core, "begin_capturing");
-            unlocked([&] { p.core->begin_capture(); });
+            const driver::StreamHandle handle = named_stream_handle(stream, *p.core, "begin_capturing", true);
+            guarded([&](Failure* f) { return p.core->begin_capture(handle, f); });
           },
           nb::arg("stream").none())
       .def(
           "end_capturing",
           [](PyPool& p, nb::handle stream) {
+            must_not_be_forked();
             // A stream that was closed meanwhile ends its capture too, or the pool would see it open for ever.
             must_look_like_a_stream(stream);
             driver::StreamHandle handle = 0;
             std::exception_ptr interrupt;
             try {
-              handle = stream_handle(stream, *p.core, "end_capturing");
+              handle = stream_handle(stream, *p.core, "end_capturing", true);
             } catch (const nb::python_error& error) {
               // Ctrl-C, or the program's end: for the caller, when the capture is known to be over.
               if (!error.matches(PyExc_Exception)) interrupt = std::current_exception();
@@ -314,15 +315,13 @@ void bind_pool(nb::module_& m) {
              }
              return out;
            })
-      .def("holders",
-           [](PyPool& p) {
-             must_not_be_forked();
-             nb::list out;
-             for (const pool::Holder& holder : unlocked([&] { return p.core->holders(); }))
-               out.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes,
-                                         holder.allocated_blocks, holder.oldest, holder.aged_bytes));
-             return out;
-           })
+      .def(
+          "holders",
+          [](PyPool& p, Given<kByTag> by_tag) {
+            must_not_be_forked();
+            return holders_list(unlocked([&] { return p.core->holders(*by_tag); }));
+          },
+          parameter<kByTag>() = false)
       // (bytes, "any_stream" | "own_stream" | "waiting"), largest first.
       .def(
           "free_pieces",

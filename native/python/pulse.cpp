@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 
 #include "arguments.hpp"
+#include "facts.hpp"
 #include "pool/pulse.hpp"
 #include "pool_objects.hpp"
 #include "support.hpp"
@@ -39,6 +40,9 @@ nb::list as_tuples(const std::vector<observe::Event>& events) {
 }  // namespace
 
 void bind_pulse(nb::module_& m) {
+  // Host memory of a block's record, in every mode, and of a tracked block's facts.
+  m.attr("BLOCK_RECORD_BYTES") = sizeof(pool::BlockRecord);
+  m.attr("BLOCK_FACTS_BYTES") = sizeof(pool::BlockExtra);
   // (name, "gauge" | "highest" | "tally") of each number of a row.
   m.def("pulse_columns", [] {
     nb::list out;
@@ -86,30 +90,28 @@ void bind_pulse(nb::module_& m) {
       },
       parameter<kEachPool>() = false);
   // What call sites hold, pool by pool: for people, not for scrapes; looks at every live block.
-  m.def("read_holders", [] {
-    struct Held {
-      std::string device, name, kind;
-      Bytes sample_bytes = 0;
-      std::vector<pool::Holder> holders;
-    };
-    const std::vector<Held> all = unlocked([] {
-      std::vector<Held> held;
-      if (driver::ending() != driver::Ending::no) return held;
-      for (const auto& core : pool::Core::all())
-        held.push_back({std::string(core->driver().name()), core->name(), std::string(kind_name(core->kind())),
-                        core->sampler().mean(), core->holders()});
-      return held;
-    });
-    nb::list out;
-    for (const Held& held : all) {
-      nb::list holders;
-      for (const pool::Holder& holder : held.holders)
-        holders.append(nb::make_tuple(holder.bytes, holder.blocks, holder.stack, holder.allocated_bytes,
-                                      holder.allocated_blocks, holder.oldest, holder.aged_bytes));
-      out.append(nb::make_tuple(held.device, held.name, held.kind, held.sample_bytes, holders));
-    }
-    return out;
-  });
+  m.def(
+      "read_holders",
+      [](Given<kByTag> by_tag) {
+        struct Held {
+          std::string device, name, kind;
+          Bytes sample_bytes = 0;
+          std::vector<pool::Holder> holders;
+        };
+        const std::vector<Held> all = unlocked([&by_tag] {
+          std::vector<Held> held;
+          if (driver::ending() != driver::Ending::no) return held;
+          for (const auto& core : pool::Core::all())
+            held.push_back({std::string(core->driver().name()), core->name(), std::string(kind_name(core->kind())),
+                            core->sampler().mean(), core->holders(*by_tag)});
+          return held;
+        });
+        nb::list out;
+        for (const Held& held : all)
+          out.append(nb::make_tuple(held.device, held.name, held.kind, held.sample_bytes, holders_list(held.holders)));
+        return out;
+      },
+      parameter<kByTag>() = false);
   // What happened since the last call.
   m.def("drain_events", [] {
     if (driver::ending() == driver::Ending::forked) return nb::list();

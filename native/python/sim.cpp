@@ -482,6 +482,16 @@ void bind_levers(nb::class_<DeviceRef>& device) {
             self.device->fail_call(call_of(*name), *n, *times, code_of(*code));
           },
           parameter<kName>(), parameter<kNth>(), parameter<kTimes>(), parameter<kCode>())
+      .def(
+          "before_call",
+          [](const DeviceRef& self, Given<kName> name, Given<kBody> body) {
+            const driver::Call call = call_of(*name);
+            if (body->is_none()) return;
+            empty_graveyard();
+            self.device->before_call(
+                call, [run = std::make_shared<Body>(body->ptr(), std::vector<sim::Access>{})] { run->run(); });
+          },
+          parameter<kName>(), parameter<kBody>())
       .def("clear_failures", [](const DeviceRef& self) { self.device->clear_failures(); })
       .def(
           "set_lost", [](const DeviceRef& self, Given<kNumber> number) { self.device->set_lost(*number); },

@@ -140,7 +140,7 @@ driver::StreamHandle named_stream_handle(nb::handle stream, const pool::Core& co
 }
 
 void must_look_like_a_stream(nb::handle stream) {
-  if (stream.is_none()) return;
+  if (stream.is_none()) refuse(PyExc_TypeError, "stream", kNamedStream, stream);
   if (is_int(stream))
     convert(stream, kStreamHandle);
   else if (!attribute(stream, g_cuda_stream).is_valid())

@@ -249,4 +249,54 @@ STREAMPOOL_TEST("a capturing stream that is destroyed takes its capture with it"
   CHECK(!capturing(scene, t));
 }
 
+STREAMPOOL_TEST(
+    "an event that is to be in no capture is given up where one begins between the question and the record") {
+  const Scene scene;
+  const StreamHandle s = scene.stream();
+  for (const Call moment : {Call::event_create, Call::event_record}) {
+    scene.device->before_call(moment, [&] { CHECK(scene.device->begin_capture(s)); });
+    EventHandle event = 1;
+    bool captured = false;
+    record_uncaptured(*scene.device, s, std::nullopt, &event, &captured);
+    CHECK(captured);
+    CHECK_EQ(event, EventHandle{0});
+    CHECK_EQ(scene.device->live_events(), std::uint64_t{0});
+    CHECK(end(scene, s));
+  }
+}
+
+STREAMPOOL_TEST("a stream is made to wait for another one where neither captures, and else neither is touched") {
+  const Scene scene(testing::seeded());
+  const StreamHandle s = scene.stream(), waiter = scene.stream();
+  EventHandle event = 0;
+  bool captured = true;
+  {
+    const auto gate = scene.gated(s);
+    CHECK(record_uncaptured(*scene.device, s, waiter, &event, &captured));
+    CHECK(!captured);
+    bool ran = false;
+    CHECK(scene.device->launch({.stream = waiter, .body = [&] { ran = true; }}));
+    CHECK(sim::settle());
+    CHECK(!ran);
+    gate->open();
+    CHECK(sim::settle());
+    CHECK(ran);
+    CHECK(scene.device->event_destroy(event));
+  }
+  for (const StreamHandle capturing : {s, waiter}) {
+    CHECK(scene.device->begin_capture(capturing));
+    CHECK(record_uncaptured(*scene.device, s, waiter, &event, &captured));
+    CHECK(captured);
+    CHECK_EQ(event, EventHandle{0});
+    CHECK(end(scene, capturing));
+  }
+  // A capture that begins on the recorded stream meanwhile takes the other one along nowhere.
+  scene.device->before_call(Call::event_record, [&] { CHECK(scene.device->begin_capture(s)); });
+  record_uncaptured(*scene.device, s, waiter, &event, &captured);
+  CHECK(captured);
+  CHECK(!capturing(scene, waiter));
+  CHECK(end(scene, s));
+  CHECK_EQ(scene.device->live_events(), std::uint64_t{0});
+}
+
 }  // namespace

@@ -76,8 +76,8 @@ def observe(*libraries: str, stacks: bool = False) -> None:
 
     Raises
     ------
-    ValueError
-        A library that is not known, with those that are.
+    ValueError, TypeError
+        A library that is not known, with those that are; a name that is no text.
     """
     names = _known(libraries)
     with _lock:
@@ -93,8 +93,8 @@ def unobserve(*libraries: str) -> None:
 
     Raises
     ------
-    ValueError
-        A library that is not known, with those that are.
+    ValueError, TypeError
+        A library that is not known, with those that are; a name that is no text.
     """
     for name in _known(libraries):
         with _lock:
@@ -181,6 +181,11 @@ class Observed:
 
 def _known(libraries: tuple[str, ...]) -> tuple[str, ...]:
     for name in libraries:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"a library to observe is named by text, as in observe('torch', 'cupy'), not {name!r} of type "
+                f"{type(name).__name__}"
+            )
         if name not in LIBRARIES:
             raise ValueError(f"cannot observe {name!r}: the libraries that can be are {', '.join(LIBRARIES)}")
     return libraries or tuple(LIBRARIES)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ __all__ = ["Children", "begin_here"]
 
 _VARIABLE = "STREAMPOOL_WATCHED_BY"
 _SITE = str(Path(__file__).parent / "_site")
+_PREFIX = "streampool-run-"
+_LOCK = "lock"  # held by the process that a folder belongs to, and by its forked copies, for as long as they live
+_YOUNG = 60.0  # seconds in which a folder may not be locked yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class Children:
         self, *, mode: str | None, device: str | None, libraries: list[str], leaks: str, suppressions: list[str]
     ) -> None:
         # Removed by reports(): what cleans up by itself does so with the program's exit handlers, which is too early.
-        self._folder = Path(tempfile.mkdtemp(prefix="streampool-"))
+        _remove_orphans()
+        self._folder, self._lock = _make_folder()
         self._before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
         settings = _Settings(str(self._folder), mode, device, libraries, leaks, suppressions)
         os.environ[_VARIABLE] = json.dumps(asdict(settings))
@@ -74,6 +80,48 @@ class Children:
             else:
                 os.environ[name] = value
         shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the program closed all that it found open
+            os.close(self._lock)
+
+
+def _make_folder() -> tuple[Path, int]:
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: the process's number has to do
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return folder, lock
+
+
+def _remove_orphans() -> None:
+    """Remove what processes left behind that were ended from outside, or by ``os._exit``: nobody else can."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):
+            if _is_orphan(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_orphan(folder: Path) -> bool:
+    facts = folder.lstat()
+    if facts.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
+        return False
+    if time.time() - facts.st_mtime < _YOUNG:
+        return False
+    pid = int(folder.name.removeprefix(_PREFIX).partition("-")[0])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return False
+    # The number may be of another container's process: the lock says whether anybody lives.
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def begin_here(text: str) -> None:

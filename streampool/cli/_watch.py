@@ -75,6 +75,7 @@ def run(
     mode: str | None,
     device: str | None,
     report: Path | None,
+    as_json: bool = False,
     leaks: str,
     error_exitcode: int,
     suppressions: Suppressions | None = None,
@@ -111,7 +112,7 @@ def run(
     findings = watching.finish()
     own = [] if observed is None else observed.finish()
     session.end()
-    code = _conclude(findings, own, report, code, leaks, error_exitcode, suppressions, children)
+    code = _conclude(findings, own, report, as_json, code, leaks, error_exitcode, suppressions, children)
     session.exiting()
     return code
 
@@ -170,6 +171,7 @@ def _conclude(
     findings: list[PoolFindings],
     observed: list[PoolFindings],
     path: Path | None,
+    as_json: bool,
     code: int,
     leaks: str,
     error_exitcode: int,
@@ -197,7 +199,7 @@ def _conclude(
             path.write_text(make() + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             problem = f"streampool: THE REPORT COULD NOT BE WRITTEN to {path}: {error.strerror}"
-    text = [report.to_text(color=wants_color(sys.stderr))]
+    text = [] if as_json else [report.to_text(color=wants_color(sys.stderr))]
     if problem is not None:
         text.append(problem)
     elif path is not None:
@@ -207,6 +209,8 @@ def _conclude(
             "streampool: NO ALLOCATION WAS OBSERVED: neither the program nor a library of its took "
             "memory from streampool, so this report says nothing about it."
         )
+    if as_json:
+        text.append(report.to_json())  # last, for who reads it
     _say("\n".join(text))
     return report.exit_code
 

@@ -8,13 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streampool.cli._common import DEVICE
 from streampool.device import Device, driver_of
+
+if TYPE_CHECKING:
+    from streampool.replay import ReplayResult
 
 __all__ = ["command"]
 
@@ -29,6 +33,7 @@ _PLANTED = re.compile(r"#\s*planted: ([\w ]+?)\s*$", re.MULTILINE)
 Examples:
   streampool demo
   streampool demo --device sim
+  streampool demo --json
 
 \b
 Exit codes: 0 all is as planted, 1 something is not, 2 wrong use, or a device that cannot be used.""",
@@ -39,8 +44,12 @@ Exit codes: 0 all is as planted, 1 something is not, 2 wrong use, or a device th
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of the examples to show, such as a source tree's; without it, what was installed.",
 )
-def command(device: str, examples: Path | None) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object: what was planted and found, and the replay."
+)
+def command(device: str, examples: Path | None, as_json: bool) -> None:
     """Find planted faults in a program, then replay the allocations of a real training run."""
+    say = _nothing if as_json else click.echo
     if examples is not None:
         for name in (_SCRIPT, _TRACE):
             if not (examples / name).is_file():
@@ -49,12 +58,18 @@ def command(device: str, examples: Path | None) -> None:
     kind = "simulated device, in host memory: no GPU was found" if driver.simulated else "GPU"
     if driver.simulated and device != "auto":
         kind = "simulated device, in host memory"
-    click.echo(f"Using {driver.name} ({kind}).\n")
+    say(f"Using {driver.name} ({kind}).\n")
     with tempfile.TemporaryDirectory() as copies:
         folder = examples or _shipped(Path(copies))
-        _find_faults(folder / _SCRIPT, driver.name)
-        click.echo()
-        _replay(folder / _TRACE, driver.name)
+        planted = _find_faults(folder / _SCRIPT, driver.name, say, quiet=as_json)
+        say("")
+        result = _replay(folder / _TRACE, driver.name, say, quiet=as_json)
+    if as_json:
+        facts = {"device": driver.name, "simulated": driver.simulated, "planted": planted, "replay": result.to_dict()}
+        click.echo(json.dumps(facts, indent=1))
+
+
+def _nothing(_: str) -> None: ...
 
 
 def _shipped(copies: Path) -> Path:
@@ -67,13 +82,14 @@ def _shipped(copies: Path) -> Path:
     raise click.ClickException("the examples are missing: this installation is not whole")
 
 
-def _find_faults(script: Path, device: str) -> None:
+def _find_faults(script: Path, device: str, say: Callable[[str], object], *, quiet: bool) -> list[dict[str, Any]]:
+    """Run the program and hold its report against what it plants: each planted thing with its line."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         arguments = ["run", "--mode", "debug", "--report", str(report), str(script), "--device", device]
-        click.echo(f"$ streampool {' '.join(arguments)}")
+        say(f"$ streampool {' '.join(arguments)}")
         # -P: the current folder may hold a streampool of its own, such as the source tree's, which cannot run.
-        done = subprocess.run([sys.executable, "-P", "-m", "streampool", *arguments], check=False)
+        done = subprocess.run([sys.executable, "-P", "-m", "streampool", *arguments], check=False, capture_output=quiet)
         if done.returncode != 1:
             raise click.ClickException(f"`streampool run` ended with {done.returncode}, where findings give 1")
         if not report.is_file():
@@ -81,10 +97,11 @@ def _find_faults(script: Path, device: str) -> None:
         found = _found(json.loads(report.read_text()), script)
     planted = _planted(script)
     for what, line in sorted(planted, key=lambda pair: pair[1]):
-        click.echo(f"planted at {script.name}:{line}: {what}: {'found' if (what, line) in found else 'NOT FOUND'}")
+        say(f"planted at {script.name}:{line}: {what}: {'found' if (what, line) in found else 'NOT FOUND'}")
     if sorted(found) != sorted(planted):
         raise click.ClickException(f"expected exactly {sorted(planted)}, the report has {sorted(found)}")
-    click.echo(f"Exactly the {len(planted)} planted findings, each at its line, and exit code 1.")
+    say(f"Exactly the {len(planted)} planted findings, each at its line, and exit code 1.")
+    return [{"file": script.name, "line": line, "what": what} for what, line in planted]
 
 
 def _planted(script: Path) -> list[tuple[str, int]]:
@@ -104,12 +121,14 @@ def _found(report: dict[str, Any], script: Path) -> list[tuple[str, int]]:
     return faults + [("leak", line(leak["allocated_at"])) for leak in report["leaks"]]
 
 
-def _replay(trace: Path, device: str) -> None:
+def _replay(trace: Path, device: str, say: Callable[[str], object], *, quiet: bool) -> ReplayResult:
     from streampool.cli.replay import print_result
     from streampool.replay import replay
 
-    click.echo(f"$ streampool replay {trace} --device {device} --mode production")
+    say(f"$ streampool replay {trace} --device {device} --mode production")
     result = replay(trace, device, "production")
-    print_result(result)
+    if not quiet:
+        print_result(result)
     if not result.is_clean:
         raise click.ClickException("the replay is not clean")
+    return result

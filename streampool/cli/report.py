@@ -1,9 +1,10 @@
-"""``streampool report``: a saved report as text, JSON, HTML or rules, or what records of page guards say."""
+"""``streampool report``: a saved report as text, JSON, HTML, rules or a profile; snapshots; records of page guards."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,11 @@ from streampool.cli._common import echo, read_suppressions
 
 if TYPE_CHECKING:
     from streampool.report import Report
+    from streampool.snapshots import Snapshot
 
 __all__ = ["command"]
+
+_HEAD = 200  # characters at the begin of a file, where its schema stands
 
 
 @click.command(
@@ -26,6 +30,8 @@ Examples:
   streampool report out.json
   streampool report out.json --format html --output out.html
   streampool report out.json --format suppressions > known.txt
+  streampool report pool.json --format pprof --output pool.pb.gz       (json.dumps(pool.snapshot()))
+  streampool report guards.jsonl --format html --output guards.html    (page_guard_records)
 
 \b
 Exit codes: 0 it was printed, 2 wrong use, or a file that is no whole report.""",
@@ -34,10 +40,10 @@ Exit codes: 0 it was printed, 2 wrong use, or a file that is no whole report."""
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "json", "html", "suppressions"]),
+    type=click.Choice(["text", "json", "html", "suppressions", "pprof"]),
     default="text",
     show_default=True,
-    help="What to print; suppressions: a ready rule for each finding.",
+    help="What to print; suppressions: a ready rule for each finding; pprof: who holds memory, as a gzipped profile.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
@@ -54,6 +60,9 @@ def command(file: Path, form: str, as_json: bool, suppressions: Path | None, out
 
     The page of HTML is one file without scripts. Text on a terminal is coloured, unless NO_COLOR is set.
 
+    FILE may also be a pool's snapshot, as `json.dumps(pool.snapshot())` gives it: then it says what the pool holds and
+    who holds it. A profile of a report is of what was still live.
+
     FILE may also be the records of page guards, which option page_guard_records names: then the blocks are listed that
     the access which stopped the device may have been meant for.
     """
@@ -65,6 +74,9 @@ def command(file: Path, form: str, as_json: bool, suppressions: Path | None, out
     if page_guards.SCHEMA_ID in text.partition("\n")[0] and "schema" in text:
         _put(_records(file, form, suppressions), output, force=force)
         return
+    if (snapshot := _snapshot(text, file)) is not None:
+        _put(_of_snapshot(snapshot, file, form, suppressions), output, force=force)
+        return
     try:
         report = Report.from_json(text)
     except json.JSONDecodeError as error:
@@ -73,6 +85,7 @@ def command(file: Path, form: str, as_json: bool, suppressions: Path | None, out
         raise click.UsageError(f"{file} is JSON, but no whole streampool report: {error}") from None
     if suppressions is not None:
         report = report.suppress(read_suppressions(suppressions))
+    made: str | bytes
     match form:
         case "json":
             made = report.to_json()
@@ -80,6 +93,8 @@ def command(file: Path, form: str, as_json: bool, suppressions: Path | None, out
             made = report.to_html()
         case "suppressions":
             made = _rules(report)
+        case "pprof":
+            made = _profile(report)
         case _:
             made = report.to_text(color=output is None and wants_color(sys.stdout))
     _put(made, output, force=force)
@@ -91,25 +106,76 @@ def _rules(report: Report) -> str:
     return "\n".join(lines or ["# nothing was found that counts"])
 
 
+def _profile(report: Report) -> bytes:
+    """Give the blocks that were live at the end, by the line that allocated them."""
+    from streampool.metrics.pprof import encode
+    from streampool.snapshots import Holding, Saved
+
+    kinds = {(pool.name, pool.device): pool.kind for pool in report.pools}
+    return encode(
+        [
+            Saved(leak.pool, kinds.get((leak.pool, leak.device), ""), leak.device, 0, (held,))
+            for leak in report.leaks
+            for held in [Holding(leak.bytes, leak.blocks, tag=leak.tag, frames=leak.allocated_at)]
+        ]
+    )
+
+
+def _snapshot(text: str, file: Path) -> Snapshot | None:
+    """Read a snapshot; None: it is something else."""
+    from streampool import snapshots
+
+    if snapshots.SCHEMA_ID not in text[:_HEAD]:
+        return None
+    try:
+        return snapshots.Snapshot.from_json(text)
+    except json.JSONDecodeError as error:
+        raise click.UsageError(f"{file} is no whole snapshot: {_no_json(text, error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"{file} is JSON, but no whole streampool snapshot: {error}") from None
+
+
+def _of_snapshot(snapshot: Snapshot, file: Path, form: str, suppressions: Path | None) -> str | bytes:
+    if form == "suppressions" or suppressions is not None:
+        raise click.UsageError(f"{file} is a pool's snapshot, which has no findings to suppress")
+    made: dict[str, Callable[[], str | bytes]] = {
+        "json": snapshot.to_json,
+        "html": snapshot.to_html,
+        "pprof": snapshot.to_pprof,
+    }
+    return made.get(form, snapshot.to_text)()
+
+
 def _records(file: Path, form: str, suppressions: Path | None) -> str:
     """Give what the records of page guards say: the candidates for an access that stopped the device."""
     from streampool.page_guards import read_records
 
-    if form != "text" or suppressions is not None:
-        raise click.UsageError(f"{file} holds records of page guards, one JSON object a line: there is only their text")
-    return read_records(file).to_text()
+    if form == "suppressions" or suppressions is not None:
+        raise click.UsageError(
+            f"{file} holds records of page guards, whose finding cannot be suppressed: nothing works after it"
+        )
+    if form == "pprof":
+        raise click.UsageError(f"{file} holds records of page guards: nothing of it is a profile")
+    records = read_records(file)
+    return {"json": records.to_json, "html": records.to_html}.get(form, records.to_text)()
 
 
-def _put(text: str, output: Path | None, *, force: bool) -> None:
+def _put(made: str | bytes, output: Path | None, *, force: bool) -> None:
     """Print, or write to a file that does not exist yet."""
     if output is None:
         if force:
             raise click.UsageError("--force goes with --output.")
-        echo(text, color=wants_color(sys.stdout))
+        if isinstance(made, str):
+            echo(made, color=wants_color(sys.stdout))
+            return
+        if sys.stdout.isatty():
+            raise click.UsageError("a profile is no text for a terminal: --output FILE.pb.gz")
+        click.echo(made, nl=False)
         return
+    data = made if isinstance(made, bytes) else (made + "\n").encode(errors="backslashreplace")
     try:
-        with output.open("w" if force else "x", encoding="utf-8", errors="backslashreplace") as to:
-            to.write(text + "\n")
+        with output.open("wb" if force else "xb") as to:
+            to.write(data)
     except FileExistsError:
         raise click.UsageError(f"{output} exists: --force overwrites it") from None
     except OSError as error:

@@ -43,6 +43,12 @@ Exit codes:
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here: .json, .html, else text."
 )
 @click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the report as one JSON object, the last on standard error, not as text.",
+)
+@click.option(
     "--leaks",
     type=click.Choice(["definite", "all", "off"]),
     default="definite",
@@ -91,6 +97,7 @@ def command(
     mode: str | None,
     device: str | None,
     report: Path | None,
+    as_json: bool,
     leaks: str,
     error_exitcode: int,
     suppressions: Path | None,
@@ -128,6 +135,7 @@ def command(
             mode=mode,
             device=device,
             report=report,
+            as_json=as_json,
             leaks=leaks,
             error_exitcode=error_exitcode,
             suppressions=rules,

@@ -287,6 +287,7 @@ _COMPUTED: dict[str, Callable[[Any, Reading], Value | list[Value]]] = {
     "collect_failures_total": lambda reading, _: _failures,
     "device_sample_failures_total": lambda reading, _: _devices.failures(),
     "unnamed_pools_total": lambda reading, _: reading.unnamed,
+    "debug_host_bytes": lambda reading, _: sum(row.values[_column_index()["debug_host"]] for row in reading.rows),
     "events_dropped_total": lambda reading, _: reading.dropped,
 }
 

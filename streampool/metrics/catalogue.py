@@ -114,6 +114,18 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("requested_bytes", "bytes", "Memory of live blocks as it was asked for.", "requested"),
     _gauge("guard_bytes", "bytes", "Guards around live blocks (debug mode).", "guards"),
     _gauge("quarantined_bytes", "bytes", "Freed memory that debug mode keeps back until it is checked.", "quarantined"),
+    _gauge(
+        "quarantine_limit_bytes",
+        "bytes",
+        "The most that debug mode keeps back once it is checked; 0: nothing.",
+        "quarantine_limit",
+    ),
+    _gauge(
+        "page_guarded_bytes",
+        "bytes",
+        "Memory behind blocks with pages of their own, in used_bytes, guard_bytes and quarantined_bytes.",
+        "page_guarded",
+    ),
     _split(
         "pending_bytes",
         "Freed memory that is not known to be complete; own_stream: its own stream may take it at once; waiting: "
@@ -379,6 +391,13 @@ CATALOGUE: tuple[Metric, ...] = (
         "Times that an observed library could not be read.",
         "library",
         ("cupy", "torch"),
+        scope=PROCESS,
+    ),
+    _gauge(
+        "debug_host_bytes",
+        "bytes",
+        "Host memory of what debug mode knows of blocks, live or in quarantine; without call stacks.",
+        "debug_host",
         scope=PROCESS,
     ),
     _counter("events_dropped_total", "", "Events of the log that found no room, or no reader.", scope=PROCESS),

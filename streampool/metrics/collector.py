@@ -67,9 +67,13 @@ def register(registry: CollectorRegistry | None = None, *, sample_devices: bool 
     ------
     prometheus_client.registry.DuplicateTimeseries
         The registry (a ``ValueError`` in older versions) has streampool's metrics already.
+    TypeError
+        `registry` is none.
     """
     from prometheus_client import REGISTRY
 
+    if registry is not None and not callable(getattr(registry, "register", None)):
+        raise TypeError(f"registry must be a prometheus_client.CollectorRegistry or None, not {registry!r}")
     if MULTIPROCESS in os.environ:
         warnings.warn(
             f"{MULTIPROCESS} is set: prometheus-client's multi-process mode takes no collectors, so streampool's "

@@ -49,7 +49,7 @@ class Suspects:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What the live blocks of one call stack hold; estimates where allocations are sampled.
+    """What the live blocks of one call stack, or of one of its tags, hold; estimates where allocations are sampled.
 
     ``allocated_bytes`` and ``allocated_blocks`` are of all its allocations so far, 0 where they are not sampled.
     ``grown`` is how many more bytes it holds than ``since`` seconds ago. ``oldest`` is the age of its oldest block in
@@ -63,11 +63,12 @@ class Holder:
     allocated_blocks: int = 0
     oldest: float = 0.0
     aged_bytes: int = 0
+    tag: str = ""
     grown: int = 0
     since: float = 0.0
 
     def together(self, other: Holder) -> Holder:
-        """Give what two pools of one name hold from the same call stack."""
+        """Give what two pools of one name hold from the same call stack and tag."""
         return Holder(
             self.bytes + other.bytes,
             self.blocks + other.blocks,
@@ -76,6 +77,7 @@ class Holder:
             self.allocated_blocks + other.allocated_blocks,
             max(self.oldest, other.oldest),
             self.aged_bytes + other.aged_bytes,
+            self.tag,
         )
 
     def is_left_over(self, sample_bytes: int) -> bool:
@@ -119,15 +121,18 @@ class PoolHolders:
         return self.device, self.pool, self.kind
 
 
-def read(*, in_background: bool = False) -> list[PoolHolders]:
-    """Look at all pools now, those that hold most first. Looks at every live block, so not in a hot loop."""
-    found: dict[PoolName, tuple[int, dict[int, Holder]]] = {}
+def read(*, in_background: bool = False, by_tag: bool = False) -> list[PoolHolders]:
+    """Look at all pools now, those that hold most first. Looks at every live block, so not in a hot loop.
 
-    def add(sums: dict[int, Holder], holder: Holder) -> None:
-        known = sums.get(holder.stack)
-        sums[holder.stack] = holder if known is None else known.together(holder)
+    ``by_tag`` tells the tags of a call stack apart: of a pool the first 256, others are ``_other``.
+    """
+    found: dict[PoolName, tuple[int, dict[tuple[int, str], Holder]]] = {}
 
-    for device, pool, kind, sampled, held in _core.read_holders():
+    def add(sums: dict[tuple[int, str], Holder], holder: Holder) -> None:
+        known = sums.get((holder.stack, holder.tag))
+        sums[holder.stack, holder.tag] = holder if known is None else known.together(holder)
+
+    for device, pool, kind, sampled, held in _core.read_holders(by_tag):
         before, sums = found.setdefault((device, pool, kind), (0, {}))
         for row in held:
             add(sums, Holder(*row))

@@ -1,18 +1,19 @@
 """What holds memory as a profile for pprof and its like: github.com/google/pprof, proto/profile.proto, gzipped.
 
-A sample a call stack and pool, with four values as Go's heap profiles have them: blocks and bytes allocated so far,
-blocks and bytes live. Labels name the pool. In production they are estimates without bias; where call stacks are not
-sampled but all kept, what was allocated so far is not counted and 0.
+A sample a call stack, tag and pool, with four values as Go's heap profiles have them: blocks and bytes allocated so
+far, blocks and bytes live. Labels name the pool and the tag. In production they are estimates without bias; where call
+stacks are not sampled but all kept, what was allocated so far is not counted and 0.
 """
 
 from __future__ import annotations
 
 import gzip
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from streampool.faults import Frame
-from streampool.metrics.holders import PoolHolders, read
+from streampool.metrics.holders import read
 
 __all__ = ["encode", "heap_profile"]
 
@@ -21,7 +22,7 @@ _TYPES = (("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_objects"
 
 def heap_profile() -> bytes:
     """Give the profile of all pools of the process, gzipped."""
-    return encode(read())
+    return encode(read(by_tag=True))
 
 
 class _Message:
@@ -61,8 +62,40 @@ class _Strings:
         return self.at.setdefault(text, len(self.at))
 
 
-def encode(pools: list[PoolHolders]) -> bytes:
-    """Give a profile of what `read` gave."""
+class Held(Protocol):
+    """What one call stack, or one of its tags, holds: a sample."""
+
+    @property
+    def frames(self) -> tuple[Frame, ...]: ...
+    @property
+    def tag(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def allocated_bytes(self) -> int: ...
+    @property
+    def allocated_blocks(self) -> int: ...
+
+
+class Profiled(Protocol):
+    """A pool with its holders, living or saved."""
+
+    @property
+    def pool(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def sample_bytes(self) -> int: ...
+    @property
+    def holders(self) -> Sequence[Held]: ...
+
+
+def encode(pools: Sequence[Profiled]) -> bytes:
+    """Give a profile of pools, as `read` gives them."""
     profile, strings = _Message(), _Strings()
     for kind, unit in _TYPES:
         value_type = _Message()
@@ -80,7 +113,10 @@ def encode(pools: list[PoolHolders]) -> bytes:
             sample = _Message()
             sample.numbers(1, [locations[frame] for frame in frames])
             sample.numbers(2, [holder.allocated_blocks, holder.allocated_bytes, holder.blocks, holder.bytes])
-            for key, text in (("pool", pool.pool), ("device", pool.device), ("kind", pool.kind)):
+            labels = {"pool": pool.pool, "device": pool.device, "kind": pool.kind, "tag": holder.tag}
+            for key, text in labels.items():
+                if not text:
+                    continue
                 label = _Message()
                 label.number(1, strings(key))
                 label.number(2, strings(text))

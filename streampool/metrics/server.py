@@ -235,6 +235,8 @@ def start_server(
     """
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise ValueError(f"port {port!r}: a port is a number from 0 (any free one) to 65535")
+    if not isinstance(addr, str):
+        raise TypeError(f"addr {addr!r}: an address is text such as '127.0.0.1'")
     context = _tls(certfile, keyfile, client_cafile)
     listener = _listen(addr, port)
     server = Server(listener, Site(registry, debug=debug_pages), context)

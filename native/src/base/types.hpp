@@ -25,6 +25,9 @@ constexpr std::string_view kind_name(Kind kind) {
 // Memory that the host can touch: the host is one more reader, which no stream orders (R2).
 constexpr bool host_visible(Kind kind) { return kind != Kind::device; }
 
+// Set in the id under which blocks of a captured graph are known; the rest is the capture's id.
+inline constexpr std::uint64_t kCapturedId = std::uint64_t{1} << 63;
+
 inline constexpr Bytes kKiB = 1024;
 inline constexpr Bytes kMiB = 1024 * kKiB;
 inline constexpr Bytes kGiB = 1024 * kMiB;

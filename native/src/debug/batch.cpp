@@ -226,7 +226,7 @@ void Debugger::Impl::give_back(std::vector<Item> items, Outcome* out) {
   out->given_back += reserved;
   {
     const std::lock_guard lock(mutex);
-    totals.quarantined_blocks -= items.size();
+    quarantined_blocks_now.store(totals.quarantined_blocks -= items.size(), std::memory_order_relaxed);
     quarantined_now.store(totals.quarantined_bytes -= reserved, std::memory_order_relaxed);
   }
   for (const Item& item : items) host.give_back(item.freed.cookie);

@@ -151,7 +151,7 @@ void Debugger::on_free(FreedBlock block) {
   const double freed = block.facts.freed_time;
   const std::lock_guard lock(impl.mutex);
   ++impl.totals.blocks_freed;
-  ++impl.totals.quarantined_blocks;
+  impl.quarantined_blocks_now.store(++impl.totals.quarantined_blocks, std::memory_order_relaxed);
   impl.quarantined_now.store(impl.totals.quarantined_bytes += reserved, std::memory_order_relaxed);
   const Good good = impl.good_of(block.facts.serial);
   const bool unguarded = std::erase(impl.unguarded, block.facts.address) != 0;
@@ -254,7 +254,9 @@ std::vector<std::pair<StackId, SiteUsage>> Debugger::usage() const {
 }
 
 Debugger::Pulse Debugger::pulse() const {
-  return {impl_->quarantined_now.load(std::memory_order_relaxed), impl_->faults_now.load(std::memory_order_relaxed)};
+  return {impl_->quarantined_now.load(std::memory_order_relaxed),
+          impl_->quarantined_blocks_now.load(std::memory_order_relaxed),
+          impl_->faults_now.load(std::memory_order_relaxed)};
 }
 
 Totals Debugger::totals() const {

@@ -120,6 +120,7 @@ class Debugger {
   // Of the totals, what can be read without the lock that frees take.
   struct Pulse {
     Bytes quarantined_bytes = 0;
+    std::uint64_t quarantined_blocks = 0;
     std::uint64_t faults = 0;
   };
   Pulse pulse() const;

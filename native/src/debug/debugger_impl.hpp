@@ -123,6 +123,7 @@ struct Debugger::Impl {
   std::atomic<bool> due{false};
   // As in `totals`, and written with it, under the mutex.
   std::atomic<Bytes> quarantined_now{0};
+  std::atomic<std::uint64_t> quarantined_blocks_now{0};
   std::atomic<std::uint64_t> faults_now{0};
   std::atomic<bool> has_faults{false};
   std::atomic<double> next_time{kNever};  // when a batch is due without another free

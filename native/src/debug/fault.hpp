@@ -62,7 +62,8 @@ struct BlockFacts {
   double freed_time = 0;
   StackId allocated_at = 0;
   StackId freed_at = 0;
-  bool raw = false;  // allocated with allocate_raw: nobody's object owns it
+  bool raw = false;       // allocated with allocate_raw: nobody's object owns it
+  bool exported = false;  // lent: somebody outside holds it, and is to give it back
   PageGuard pages = PageGuard::none;
   std::uint64_t allocated_moment = 0;  // of scopes.hpp
   std::string tag;

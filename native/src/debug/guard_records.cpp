@@ -43,6 +43,16 @@ std::string event(const char* name, std::uint64_t number, const char* of = "seri
   return std::string("{\"event\":\"") + name + "\",\"" + of + "\":" + std::to_string(number);
 }
 
+// A stream is a number, a capture the words that reports have for it: its id with the mark is beyond what many readers
+// of JSON keep.
+std::string stream_json(std::uint64_t id) {
+  return (id & kCapturedId) != 0 ? "\"capture " + std::to_string(id & ~kCapturedId) + '"' : std::to_string(id);
+}
+
+std::string stream_event(const char* name, std::uint64_t stream) {
+  return std::string("{\"event\":\"") + name + "\",\"stream\":" + stream_json(stream);
+}
+
 // The files of this process. Leaked: pools may outlive statics.
 struct Paths {
   std::mutex mutex;
@@ -145,7 +155,7 @@ void GuardRecords::allocated(const BlockFacts& block, const ResolveStack& resolv
   keep(block.serial, event("allocated", block.serial) + ",\"address\":" + std::to_string(block.address) +
                          ",\"size\":" + std::to_string(block.size) + ",\"begin\":" + std::to_string(block.begin) +
                          ",\"reserved\":" + std::to_string(block.reserved) + ",\"pages\":\"" +
-                         std::string(page_guard_word(block.pages)) + "\",\"stream\":" + std::to_string(block.stream) +
+                         std::string(page_guard_word(block.pages)) + "\",\"stream\":" + stream_json(block.stream) +
                          ",\"thread\":" + std::to_string(block.allocated_thread) + ",\"time\":" +
                          seconds(block.allocated_time) + ",\"stack\":" + std::to_string(block.allocated_at) +
                          ",\"raw\":" + (block.raw ? "true" : "false") + ",\"tag\":" + json_text(block.tag) + "}\n");
@@ -155,14 +165,14 @@ void GuardRecords::allocated(const BlockFacts& block, const ResolveStack& resolv
 void GuardRecords::used_on(std::uint64_t serial, std::uint64_t stream) {
   const std::lock_guard lock(mutex_);
   if (!blocks_.contains(serial)) return;
-  keep(serial, event("used_on", serial) + ",\"stream\":" + std::to_string(stream) + "}\n");
+  keep(serial, event("used_on", serial) + ",\"stream\":" + stream_json(stream) + "}\n");
   idle_[stream] = false;
 }
 
 void GuardRecords::freed(const BlockFacts& block, const ResolveStack& resolve) {
   write_stack(block.freed_at, resolve);
   const std::lock_guard lock(mutex_);
-  keep(block.serial, event("freed", block.serial) + ",\"stream\":" + std::to_string(block.stream) + ",\"thread\":" +
+  keep(block.serial, event("freed", block.serial) + ",\"stream\":" + stream_json(block.stream) + ",\"thread\":" +
                          std::to_string(block.freed_thread) + ",\"time\":" + seconds(block.freed_time) +
                          ",\"stack\":" + std::to_string(block.freed_at) + "}\n");
 }
@@ -183,7 +193,7 @@ void GuardRecords::named(std::uint64_t stream) {
   const auto at = idle_.find(stream);
   if (at == idle_.end() || !at->second) return;
   at->second = false;
-  write(event("named", stream, "stream") + "}\n");
+  write(stream_event("named", stream) + "}\n");
 }
 
 void GuardRecords::idle(std::uint64_t stream) {
@@ -191,7 +201,7 @@ void GuardRecords::idle(std::uint64_t stream) {
   const auto at = idle_.find(stream);
   if (at == idle_.end() || at->second) return;
   at->second = true;
-  write(event("idle", stream, "stream") + "}\n");
+  write(stream_event("idle", stream) + "}\n");
 }
 
 void GuardRecords::lost(const std::string& error) {
@@ -205,7 +215,7 @@ void GuardRecords::compact() {
   for (const auto& [stack, line] : stacks_) text += line;
   for (const auto& [serial, lines] : blocks_) text += lines;
   for (const auto& [stream, is_idle] : idle_)
-    if (is_idle) text += event("idle", stream, "stream") + "}\n";
+    if (is_idle) text += stream_event("idle", stream) + "}\n";
   const Bytes size = text.size();
   const std::string beside = path_ + ".new";
   const int file = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);

@@ -54,7 +54,7 @@ bool PageGuards::take(Bytes size, Bytes pages, StackId stack, std::string_view t
     ++totals_.over_cap;
     return false;
   }
-  totals_.bytes += pages;
+  bytes_.store(totals_.bytes += pages, std::memory_order_relaxed);
   ++totals_.guarded;
   ++totals_.live;
   if (stack != 0) ++live_of_[stack];
@@ -63,7 +63,7 @@ bool PageGuards::take(Bytes size, Bytes pages, StackId stack, std::string_view t
 
 void PageGuards::release(Bytes pages, StackId stack) {
   const std::lock_guard lock(mutex_);
-  totals_.bytes -= pages;
+  bytes_.store(totals_.bytes -= pages, std::memory_order_relaxed);
   --totals_.live;
   if (const auto at = live_of_.find(stack); at != live_of_.end() && --at->second == 0) live_of_.erase(at);
 }

@@ -7,6 +7,7 @@
 // Slack is watched like a guard, close to the body.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -53,6 +54,7 @@ class PageGuards {
   void refused(Bytes pages, StackId stack);  // taken, but could not be had
   PageGuard draw_side();
   PageGuardTotals totals() const;
+  Bytes bytes() const { return bytes_.load(std::memory_order_relaxed); }  // of the totals, without a lock
 
   // Where a body goes in pages that begin at `begin`.
   static Address place(PageGuard side, Address begin, Bytes pages, Bytes size, Bytes alignment);
@@ -65,6 +67,7 @@ class PageGuards {
   std::mt19937_64 random_;
   double until_sample_ = 0;
   PageGuardTotals totals_;
+  std::atomic<Bytes> bytes_{0};                         // as in totals_, and written with it
   std::unordered_map<StackId, std::uint32_t> live_of_;  // by call site
   std::unordered_map<StackId, bool> fits_;              // what `sites` said of a stack
 };

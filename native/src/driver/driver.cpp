@@ -3,6 +3,7 @@
 #include "driver.hpp"
 
 #include <charconv>
+#include <shared_mutex>
 #include <utility>
 
 #include "cuda/errors.hpp"
@@ -113,6 +114,36 @@ bool Driver::pattern_finish(PatternJob*, bool) { return true; }
 
 Ending ending() noexcept { return ending_now(); }
 void set_ending(Ending ending) noexcept { g_ending.store(ending, std::memory_order_release); }
+
+Status record_uncaptured(Driver& driver, StreamHandle stream, std::optional<StreamHandle> waiter, EventHandle* event,
+                         bool* captured) {
+  // Whoever declares a capture from here on waits for us; behind one that is declared already nobody comes to the gate.
+  std::shared_lock gate(driver.captures().gate(), std::defer_lock);
+  if (!driver.captures().declared()) gate.lock();
+  const auto ask = [&](StreamHandle of) {
+    CaptureState state;
+    const Status status = driver.stream_is_capturing(of, &state);
+    *captured = *captured || state.capturing || status.code == Code::capturing;
+    return status;
+  };
+  *event = 0;
+  *captured = false;
+  Status status = ask(stream);
+  if (status.ok() && !*captured && waiter) status = ask(*waiter);
+  if (!status.ok() || *captured) return status;
+  EventHandle made = 0;
+  status = driver.event_create(&made);
+  if (!status.ok()) return status;
+  status = driver.event_record(made, stream);
+  if (status.ok()) status = ask(stream);
+  if (status.ok() && !*captured && waiter) status = driver.stream_wait_event(*waiter, made);
+  *captured = *captured || status.code == Code::capturing;
+  if (status.ok() && !*captured)
+    *event = made;
+  else
+    driver.event_destroy(made);
+  return status;
+}
 
 Status Driver::stream_identity(StreamHandle stream, CaptureState* capture, std::uint64_t* id) {
   const Status status = stream_is_capturing(stream, capture);

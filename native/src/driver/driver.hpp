@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -74,7 +75,7 @@ std::string describe(const Status& status);
   X(stream_is_capturing) X(graph_retain) X(stream_id) X(stream_owner) X(stream_create) X(stream_destroy) \
   X(stream_wait_event) X(stream_query) X(stream_synchronize) X(event_create) X(event_destroy) X(event_record) \
   X(event_query) X(event_synchronize) X(context_event_record) X(fill) X(copy) X(pattern_fill) \
-  X(pattern_verify) X(pattern_finish) X(launch)
+  X(pattern_verify) X(pattern_finish) X(launch) X(stream_begin_capture) X(stream_end_capture) X(graph_launch)
 // clang-format on
 
 enum class Call : std::uint8_t {
@@ -309,6 +310,14 @@ class Driver : public std::enable_shared_from_this<Driver> {
 // says what was asked for, what is wrong and what to do.
 enum class OpenError : std::uint8_t { none, no_library, too_old, broken, no_device, bad_name };
 std::shared_ptr<Driver> open(std::string_view device, OpenError* kind, std::string* error);
+
+// Records a new event on a stream that is in no capture, and makes `waiter` wait for it where one is given, which is in
+// none either. A capture may begin right after a stream was asked: one that is declared meanwhile waits (the gate is
+// held), and for others the stream is asked again after the record, since an event that a capture recorded may be
+// neither queried nor waited for outside of it. `captured`: one of the two captures, there is no event, and nobody was
+// made to wait.
+Status record_uncaptured(Driver& driver, StreamHandle stream, std::optional<StreamHandle> waiter, EventHandle* event,
+                         bool* captured);
 
 // Told once by whoever knows: the process is exiting, or is a forked child. From then on every call answers `gone`.
 enum class Ending : std::uint8_t { no, exiting, forked };

@@ -312,14 +312,15 @@ BlockRef Core::hand_out(const AllocRequest& request, const Need& need, Named& na
   if (described) {
     std::lock_guard lock(extra_lock(&record));
     BlockExtra& extra = record.more();
+    extra.forget();
     extra.serial = serial_.fetch_add(1, std::memory_order_relaxed) + 1;
     extra.allocated_thread = thread_id();
     extra.allocated_time = now;
     extra.allocated_moment = debug::now_moment();
-    extra.freed_thread = 0;
-    extra.freed_time = 0;
-    extra.freed_at = 0;
     extra.tag = request.tag;
+  } else if (debugger_ != nullptr || found.has_extra) {
+    std::lock_guard lock(extra_lock(&record));
+    if (record.extra) record.extra->forget();
   }
   std::uint32_t flags = flags_of(request);
   if (slot && away) flags |= kAway;

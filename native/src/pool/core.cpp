@@ -317,6 +317,7 @@ Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {
   drain();
   Named named;
   Errc errc = streams_.name(stream, &named, failure);
+  if (failure->cause.code == driver::Code::gone) return *failure = {}, Errc::ok;
   if (errc != Errc::ok) return errc;
   if (named.stream().captured.load(std::memory_order_relaxed))
     return failure->set(Errc::capture, "forget_stream: stream " + hex(stream) +
@@ -331,6 +332,13 @@ void Core::begin_capture() {
   recover_dropped();
   streams_.begin_capture();
 }
+Errc Core::begin_capture(driver::StreamHandle stream, Failure* failure) {
+  if (const Errc errc = refuse_when_ending(failure); errc != Errc::ok) return errc;
+  if (const Errc errc = streams_.must_capture(stream, failure); errc != Errc::ok) return errc;
+  begin_capture();
+  return Errc::ok;
+}
+
 Errc Core::end_capture(driver::StreamHandle stream, Failure* failure) {
   if (streams_.end_capture(stream)) {
     recover_dropped();

@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -178,6 +179,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   Errc register_stream(driver::StreamHandle stream, Failure* failure);
   Errc forget_stream(driver::StreamHandle stream, Failure* failure);
   void begin_capture();
+  // The same for a stream that is known, which must be one that can capture.
+  Errc begin_capture(driver::StreamHandle stream, Failure* failure);
   Errc end_capture(driver::StreamHandle stream, Failure* failure);  // 0: not known any more
   bool capture_known() const { return streams_.capture_known(); }
 
@@ -189,7 +192,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   // that exist, with driver calls.
   PulseRow pulse();
   void look();
-  std::vector<Holder> holders();
+  // By call stack, or by call stack and tag.
+  std::vector<Holder> holders(bool by_tag = false);
   // The largest pieces of free memory, largest first; without the slots of slabs and what quick lists keep.
   std::vector<FreePiece> free_pieces(std::size_t most);
   CheckReport check(double timeout);
@@ -198,6 +202,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     return block.record->word.load(std::memory_order_acquire) == BlockRecord::pack(block.generation, Magic::live);
   }
   std::optional<debug::BlockFacts> facts(const BlockRef& block);
+  // Somebody outside holds the block: so it is nobody's leak (R18). Any thread, no lock.
+  static void set_exported(const BlockRef& block, bool on) noexcept;
   // The segment that an address lies in: what an IPC handle names. False: in none of this pool.
   bool segment_of(Address address, Address* begin, Bytes* size);
   std::vector<debug::Fault> take_faults();
@@ -619,12 +625,17 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   std::atomic<std::uint64_t> refused_limit_{0}, refused_driver_{0}, trimmed_{0};
   std::array<std::atomic<std::uint64_t>, kOomReasonCount> failures_{};
   std::array<std::atomic<std::uint64_t>, kMisuses> misuses_{};
-  // What the sampled allocations of each call stack stand for, so far.
+  // What the sampled allocations of each call stack and tag stand for, so far. A program may make tags without end:
+  // only the first kMostTags are told apart.
   struct Site {
     double bytes = 0, blocks = 0;
   };
+  using SiteName = std::pair<debug::StackId, std::string>;
+  static constexpr std::size_t kMostTags = 256;
   std::mutex sites_mutex_;
-  std::map<debug::StackId, Site> sites_;
+  std::map<SiteName, Site> sites_;
+  std::set<std::string, std::less<>> tags_;
+  std::string bounded_tag(std::string_view tag);
   // When a look first saw each live sampled block: those have no time of their own. One looks at a time.
   struct FirstSeen {
     std::uint32_t generation = 0;

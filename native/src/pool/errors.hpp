@@ -39,11 +39,13 @@ enum class OomReason : std::uint8_t { driver, limit, fragmentation, pending, cap
 inline constexpr std::size_t kOomReasonCount = 5;
 std::string_view oom_reason_word(OomReason reason);
 
-// What live blocks of one call site hold; where call stacks are sampled it is what the samples stand for.
+// What live blocks of one call site hold, or of one of its tags; where call stacks are sampled it is what the samples
+// stand for.
 struct Holder {
   Bytes bytes = 0;
   std::uint64_t blocks = 0;
   debug::StackId stack = 0;
+  std::string tag{};          // where it was asked for
   Bytes allocated_bytes = 0;  // of all its allocations so far; counted where call stacks are sampled
   std::uint64_t allocated_blocks = 0;
   double oldest = 0;  // the age of its oldest live block in seconds, from the first look at it on where it has no time
@@ -85,8 +87,6 @@ struct Failure {
 // Not ok in a forked child and while the process exits (R22): then nothing but a free, which is ignored, may be called.
 Errc refuse_when_ending(Failure* failure);
 
-// Set in the id under which blocks of a captured graph are known; the rest is the capture's id.
-inline constexpr std::uint64_t kCapturedId = std::uint64_t{1} << 63;
 // "stream 17", or "capture 3".
 std::string stream_text(std::uint64_t id);
 

@@ -49,6 +49,7 @@ debug::BlockFacts Core::facts_under_lock(const BlockRecord& record, Address addr
   f.stream = home != nullptr ? home->stream.id.load(std::memory_order_relaxed) : 0;
   f.allocated_at = record.stack();
   f.raw = (record.flags() & kRawBlock) != 0;
+  f.exported = (record.flags() & kExported) != 0;
   if (PageMap::Entry{record.container}.tag() == PageMap::Tag::large)
     f.pages = LargeBlock::of(record)->side.load(std::memory_order_relaxed);
   if (record.extra) {
@@ -87,6 +88,16 @@ std::vector<debug::BlockFacts> Core::live_blocks() {
   std::vector<debug::BlockFacts> blocks;
   for_each_live([&](BlockRecord& record) { blocks.push_back(facts_of(record, address_of(record))); });
   return blocks;
+}
+
+void Core::set_exported(const BlockRef& block, bool on) noexcept {
+  BlockRecord& record = *block.record;
+  if (BlockRecord::generation_of(record.word.load(std::memory_order_acquire)) != block.generation) return;
+  constexpr std::uint64_t kFlag = BlockRecord::pack_origin(0, kExported, 0);
+  if (on)
+    record.origin.fetch_or(kFlag, std::memory_order_relaxed);
+  else
+    record.origin.fetch_and(~kFlag, std::memory_order_relaxed);
 }
 
 std::optional<debug::BlockFacts> Core::facts(const BlockRef& block) {

@@ -84,10 +84,14 @@ Errc Core::free(const BlockRef& block, const FreeRequest& request, Failure* fail
 Errc Core::name_for_free(const FreeRequest& request, Named* out, Failure* failure) {
   if (!request.stream.has_value()) return Errc::ok;
   const Errc errc = name_stream(*request.stream, out, failure);
-  if (errc == Errc::ok || !failure->lost) return errc;
-  // A free on a lost device is harmless (R22): the block is given up without its stream.
-  lost_.store(true, std::memory_order_release);
-  dissect(failure->cause);
+  const bool gone = failure->cause.code == driver::Code::gone;
+  if (errc == Errc::ok || !(failure->lost || gone)) return errc;
+  // A free on a lost device, or while the driver goes down, is harmless (R22): the block is given up without its
+  // stream.
+  if (!gone) {
+    lost_.store(true, std::memory_order_release);
+    dissect(failure->cause);
+  }
   *failure = {};
   return Errc::ok;
 }

@@ -14,9 +14,17 @@ void Core::count_site(const AllocRequest& request) {
   if (request.stack == 0) return;
   const double size = static_cast<double>(request.size), weight = sampler_.weight(request.size);
   std::lock_guard lock(sites_mutex_);
-  Site& site = sites_[request.stack];
+  Site& site = sites_[{request.stack, bounded_tag(request.tag)}];
   site.bytes += weight;
   site.blocks += size > 0 ? weight / size : 1;
+}
+
+// Under the mutex of the sites.
+std::string Core::bounded_tag(std::string_view tag) {
+  constexpr const char* kOtherTag = "_other";
+  if (tag.empty() || tags_.contains(tag)) return std::string(tag);
+  if (tags_.size() >= kMostTags) return kOtherTag;
+  return *tags_.emplace(tag).first;
 }
 
 // When a live block was first there, as far as is known; what is seen stands in `next` for the next look. With the
@@ -36,12 +44,17 @@ double Core::first_seen(const BlockRecord& record, double now,
 
 // What live blocks of each call site hold, largest first: of the sampled ones, weighed, or of all where none are
 // sampled.
-std::vector<Holder> Core::holders() {
+std::vector<Holder> Core::holders(bool by_tag) {
   struct Sum {
     double bytes = 0, blocks = 0, since = 0, aged = 0;
   };
   const double now = driver_->now();
-  std::map<debug::StackId, Sum> by_site;
+  std::map<SiteName, Sum> by_site;
+  const auto tag_of = [&](const BlockRecord& record) -> std::string {
+    if (!by_tag || (record.flags() & kHasExtra) == 0) return {};
+    std::lock_guard lock(extra_lock(&record));
+    return record.extra ? record.extra->tag : std::string();
+  };
   {
     std::lock_guard lock(look_mutex_);
     std::unordered_map<const BlockRecord*, FirstSeen> next;
@@ -49,7 +62,7 @@ std::vector<Holder> Core::holders() {
       if (sampler_.mean() != 0 && (record.flags() & kSampled) == 0) return;
       const double size = static_cast<double>(record.size), weight = sampler_.weight(record.size);
       const double since = first_seen(record, now, next);
-      Sum& sum = by_site.try_emplace(record.stack(), Sum{0, 0, now, 0}).first->second;
+      Sum& sum = by_site.try_emplace({record.stack(), tag_of(record)}, Sum{0, 0, now, 0}).first->second;
       sum.bytes += weight;
       sum.blocks += size > 0 ? weight / size : 1;
       sum.since = std::min(sum.since, since);
@@ -58,26 +71,30 @@ std::vector<Holder> Core::holders() {
     first_seen_ = std::move(next);
   }
   const auto rounded = [](double value) { return static_cast<std::uint64_t>(std::llround(value)); };
-  std::map<debug::StackId, Holder> sites;
-  for (const auto& [stack, sum] : by_site) {
-    Holder& holder = sites[stack];
+  std::map<SiteName, Holder> sites;
+  const auto of = [&](debug::StackId stack, const std::string& tag) -> Holder& {
+    Holder& holder = sites[{stack, tag}];
     holder.stack = stack;
-    holder.bytes = rounded(sum.bytes);
-    holder.blocks = rounded(sum.blocks);
-    holder.oldest = now - sum.since;
-    holder.aged_bytes = rounded(sum.aged);
-  }
+    holder.tag = tag;
+    return holder;
+  };
   {
     std::lock_guard lock(sites_mutex_);
-    for (const auto& [stack, site] : sites_) {
-      Holder& holder = sites[stack];
-      holder.stack = stack;
-      holder.allocated_bytes = rounded(site.bytes);
-      holder.allocated_blocks = rounded(site.blocks);
+    for (const auto& [name, sum] : by_site) {
+      Holder& holder = of(name.first, bounded_tag(name.second));
+      holder.bytes += rounded(sum.bytes);
+      holder.blocks += rounded(sum.blocks);
+      holder.oldest = std::max(holder.oldest, now - sum.since);
+      holder.aged_bytes += rounded(sum.aged);
+    }
+    for (const auto& [name, site] : sites_) {
+      Holder& holder = of(name.first, by_tag ? name.second : std::string());
+      holder.allocated_bytes += rounded(site.bytes);
+      holder.allocated_blocks += rounded(site.blocks);
     }
   }
   std::vector<Holder> all;
-  for (const auto& [stack, holder] : sites) all.push_back(holder);
+  for (const auto& [name, holder] : sites) all.push_back(holder);
   std::sort(all.begin(), all.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
   return all;
 }

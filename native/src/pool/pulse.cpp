@@ -297,6 +297,10 @@ PulseRow Core::pulse() {
   row[Column::busy_streams] = busy;
   row.live = !closed() || reserved != 0 || gross != 0;
   row[Column::live_pools] = row.live ? 1 : 0;
+  if (debugger_ != nullptr) row[Column::quarantine_limit] = row.live ? options_.debug.quarantine_bytes : 0;
+  if (page_guards_ != nullptr) row[Column::page_guarded] = page_guards_->bytes();
+  if (options_.debug.track)
+    row[Column::debug_host] = (row[Column::live_blocks] + debug.quarantined_blocks) * sizeof(BlockExtra);
   row.limit = limit();
   row.unlimited = row.live && limit() == 0;
   if (!row.live) row.limit = 0;

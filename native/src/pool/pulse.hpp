@@ -23,11 +23,14 @@ namespace streampool::pool {
 
 class Core;
 
-// Gauges: requested + rounding + guards + quarantined + pending_own + pending_waiting + cached = reserved (R19).
+// Gauges: requested + rounding + guards + quarantined + pending_own + pending_waiting + cached = reserved (R19). What
+// debug mode may take and takes besides: quarantine_limit; page_guarded, a part of the same sum; debug_host, of the
+// host.
 // clang-format off
 #define STREAMPOOL_GAUGES(X) \
   X(requested) X(rounding) X(guards) X(quarantined) X(pending_own) X(pending_waiting) X(cached) X(reserved) \
-  X(live_blocks) X(streams) X(busy_streams) X(live_pools)
+  X(live_blocks) X(streams) X(busy_streams) X(live_pools) \
+  X(quarantine_limit) X(page_guarded) X(debug_host)
 // Of several pools in one row the largest counts; a sum of peaks would be a peak that never was.
 #define STREAMPOOL_HIGHEST(X) X(largest_free) X(requested_peak) X(reserved_peak) X(requested_recent_peak)
 #define STREAMPOOL_TALLIES(X) \

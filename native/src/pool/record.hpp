@@ -54,13 +54,23 @@ struct BlockExtra {
   debug::Moment allocated_moment = 0;
   debug::StackId freed_at = 0;
   std::string tag;
+
+  // What is known of a block's life is not known of the next one in its place.
+  void forget() {
+    serial = allocated_thread = freed_thread = 0;
+    allocated_time = freed_time = 0;
+    allocated_moment = 0;
+    freed_at = 0;
+    tag.clear();
+  }
 };
 
 // BlockRecord::flags
-inline constexpr std::uint32_t kRawBlock = 1;  // nobody's object owns it
-inline constexpr std::uint32_t kSampled = 8;   // keeps its call stack for many that do not
-inline constexpr std::uint32_t kAway = 2;      // a slot that lives on another stream than its slab's
-inline constexpr std::uint32_t kHasExtra = 4;  // something is written down in `extra` that a free must take
+inline constexpr std::uint32_t kRawBlock = 1;   // nobody's object owns it
+inline constexpr std::uint32_t kSampled = 8;    // keeps its call stack for many that do not
+inline constexpr std::uint32_t kAway = 2;       // a slot that lives on another stream than its slab's
+inline constexpr std::uint32_t kExported = 16;  // somebody outside holds it, and is to give it back
+inline constexpr std::uint32_t kHasExtra = 4;   // something is written down in `extra` that a free must take
 
 // One cache line. Memory of this type is never given back while its pool lives, so a stale pointer reads a record, and
 // the generation tells whose.

@@ -92,6 +92,15 @@ Errc StreamTable::refuse(StreamHandle handle, const driver::Status& status, Fail
   return failure->set(Errc::stream, "stream " + hex(handle) + " cannot be used: " + driver::describe(status));
 }
 
+Errc StreamTable::must_capture(StreamHandle handle, Failure* failure) {
+  if (driver::is_legacy(handle))
+    return failure->set(Errc::stream,
+                        "the legacy default stream captures no graph: name the stream that the capture begins on");
+  driver::CaptureState capture;
+  const driver::Status status = driver_.stream_is_capturing(handle, &capture);
+  return status.ok() ? Errc::ok : refuse(handle, status, failure);
+}
+
 bool StreamTable::end_capture(StreamHandle handle) {
   if (!captures_.end(handle == 0 ? 0 : driver::capture_key(handle))) return false;
   // Streams that joined it. Those that are lasting may be asked.

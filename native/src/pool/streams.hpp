@@ -99,6 +99,8 @@ class StreamTable {
   void change_epoch();
   // A capture is declared to all pools of the context; while one is open lasting streams are checked as well.
   void begin_capture() { captures_.begin(); }
+  // Refuses a stream that cannot be used, and one that never captures.
+  Errc must_capture(driver::StreamHandle handle, Failure* failure);
   // What was seen of the capture that `handle` took part in is over with it (0: not known). False: none was declared.
   bool end_capture(driver::StreamHandle handle);
   // An undeclared capture counts for a second after it was seen, or until its stream is found not capturing: its handle

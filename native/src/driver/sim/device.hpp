@@ -77,6 +77,7 @@ class SimDevice final : public Device {
 
   void fail_call(Call call, std::uint64_t n, std::uint64_t times, Code code) override;
   void clear_failures() override;
+  void before_call(Call call, std::function<void()> body) override;
   void set_lost(int number) override;
   void set_gone(bool gone) override { state_.gone.store(gone); }
   void set_occupied(Bytes bytes) override { machine_->memory.set_occupied(ordinal_, bytes); }
@@ -92,6 +93,7 @@ class SimDevice final : public Device {
   // Counts the call and says why it cannot be made: gone, lost, inside a queued body, or told to fail.
   Status enter(Call call);
   Status injected(Call call);
+  void run_before(Call call);
   Status fail(Call call, Code code, int number) const;
   Status from_memory(Call call, Code code) const;
   Status from_wait(Call call, Waited waited) const;

@@ -37,6 +37,7 @@ Status SimDevice::enter(Call call) {
     machine_->trap(std::string(kCallNames[static_cast<std::size_t>(call)]) + ": called from inside a queued body");
     return fail(call, Code::failed, kNotPermitted);
   }
+  if (state_.has_before.load(std::memory_order_relaxed)) run_before(call);
   if (state_.gone.load()) return fail(call, Code::gone, kDeinitialized);
   if (machine_->dead()) return fail(call, Code::lost, kContextDestroyed);
   if (const int number = state_.lost.load(); number != 0) return fail(call, Code::lost, number);
@@ -84,6 +85,26 @@ void SimDevice::clear_failures() {
   const Lock lock(machine_->mutex);
   state_.rules.clear();
   state_.has_rules.store(false);
+}
+
+void SimDevice::before_call(Call call, std::function<void()> body) {
+  const Lock lock(machine_->mutex);
+  state_.before.emplace_back(call, std::move(body));
+  state_.has_before.store(true);
+}
+
+void SimDevice::run_before(Call call) {
+  std::function<void()> body;
+  {
+    const Lock lock(machine_->mutex);
+    const auto next =
+        std::find_if(state_.before.begin(), state_.before.end(), [call](const auto& one) { return one.first == call; });
+    if (next == state_.before.end()) return;
+    body = std::move(next->second);
+    state_.before.erase(next);
+    state_.has_before.store(!state_.before.empty());
+  }
+  body();
 }
 
 void SimDevice::set_lost(int number) {

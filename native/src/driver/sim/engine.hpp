@@ -126,6 +126,8 @@ struct DeviceState {
   std::atomic<bool> gone{false};
   std::atomic<bool> has_rules{false};
   std::vector<FailRule> rules;
+  std::atomic<bool> has_before{false};
+  std::vector<std::pair<Call, std::function<void()>>> before;  // of each call the first is next
   StreamPtr legacy;
   Slot private_slot = 0;                       // the debugger's private stream
   std::map<std::uint64_t, StreamPtr> streams;  // by id: live ones, and destroyed ones that are not done

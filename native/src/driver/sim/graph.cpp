@@ -24,8 +24,8 @@ Graph::~Graph() {
 }
 
 Status SimDevice::begin_capture(StreamHandle handle) {
-  constexpr Call call = Call::launch;
-  if (ending() != Ending::no) return fail(call, Code::gone, kDeinitialized);
+  constexpr Call call = Call::stream_begin_capture;
+  if (const Status status = enter(call); !status) return status;
   const Lock lock(machine_->mutex);
   const StreamPtr stream = machine_->find_stream(state_, handle, call);
   if (!stream) return fail(call, Code::failed, kDeadHandle);
@@ -39,9 +39,9 @@ Status SimDevice::begin_capture(StreamHandle handle) {
 }
 
 Status SimDevice::end_capture(StreamHandle handle, std::shared_ptr<Graph>* out) {
-  constexpr Call call = Call::launch;
+  constexpr Call call = Call::stream_end_capture;
   out->reset();
-  if (ending() != Ending::no) return fail(call, Code::gone, kDeinitialized);
+  if (const Status status = enter(call); !status) return status;
   Trash trash;
   const Lock lock(machine_->mutex);
   const StreamPtr stream = machine_->find_stream(state_, handle, call);
@@ -71,7 +71,7 @@ Status SimDevice::graph_retain(StreamHandle handle, std::uint64_t capture, void 
 // The captured streams become streams of the machine's own for this launch: between a mark on the launching stream
 // that all of it follows, and one that follows all of it.
 Status SimDevice::launch_graph(const std::shared_ptr<Graph>& graph, StreamHandle handle) {
-  constexpr Call call = Call::launch;
+  constexpr Call call = Call::graph_launch;
   if (const Status status = enter(call); !status) return status;
   std::vector<std::vector<std::pair<Place, bool>>> places;
   for (const Graph::Piece& piece : graph->pieces) places.push_back(places_of(piece.touched));

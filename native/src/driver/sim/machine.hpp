@@ -138,6 +138,9 @@ class Device : public Driver {
   // Tests' levers. The n-th next use of a call (1: the next) fails, and `times` - 1 uses after it.
   virtual void fail_call(Call call, std::uint64_t n, std::uint64_t times, Code code) = 0;
   virtual void clear_failures() = 0;
+  // Runs `body` once, inside the next use of a call and before it has any effect, on the caller's thread, with none of
+  // the machine's locks: what another thread may do at just that moment.
+  virtual void before_call(Call call, std::function<void()> body) = 0;
   virtual void set_lost(int number = 700) = 0;  // a sticky error: pending work is dropped
   virtual void set_gone(bool gone) = 0;         // as if the driver were going down
   virtual void set_occupied(Bytes bytes) = 0;   // device memory that other processes hold
