@@ -246,6 +246,31 @@ print(type(rmm.mr.get_per_device_resource(0)).__name__)
     assert lines == ["3000", "found", "0", "CudaMemoryResource"]
 
 
+def test_rmms_resource_takes_the_stream_first_and_an_alignment_last_as_newer_releases_give_them() -> None:
+    lines = out(
+        """
+import rmm
+import streampool as sp
+from streampool.attach.rmm import memory_resource
+pool = sp.Pool("sim", mode="debug")
+stream = sp.sim.Device(0).create_stream()
+theirs = rmm.Stream(int(stream.handle))
+mr = memory_resource(pool)
+kept = [mr.allocate(theirs, 1000, 256), mr.allocate(theirs, 1000, 1 << 16), mr.allocate(1000, theirs)]
+print(pool.stats().in_use, kept[1] % (1 << 16), pool.stats().live_blocks)
+try:
+    mr.deallocate(theirs, kept[0], 999, 256)
+except sp.InvalidFreeError as error:
+    print("999" in str(error))
+mr.deallocate(theirs, kept[0], 1000, 256)
+mr.deallocate(theirs, kept[1], 1000, 1 << 16)
+mr.deallocate(kept[2], 1000, theirs)
+print(pool.stats().live_blocks)
+"""
+    )
+    assert lines == ["3000 0 3", "True", "0"]
+
+
 # -- Numba ------------------------------------------------------------------------------------------------------------
 
 

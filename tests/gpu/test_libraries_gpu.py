@@ -308,6 +308,96 @@ def test_a_borrowers_stream_waits_for_what_is_queued_on_the_blocks(gpu: GpuScene
     assert gpu.pool("managed").allocate(10, stream=ours).__dlpack_device__() == (13, 0)
 
 
+CAPTURE = """
+import contextlib
+import gc
+import cupy
+import streampool as sp
+sp.install("cupy", mode="{mode}")
+stream, beside = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+size = 1 << 16
+with stream:
+    x, y = cupy.ones(size, dtype="f4"), cupy.zeros(size, dtype="f4")
+(pool,) = (one for one in sp.installed()[0].pools if one.kind == "device")
+declared = pool.capturing(stream) if {declared} else contextlib.nullcontext()
+def work():
+    a = x * 2
+    b = a + 1
+    del a
+    c = b * b  # may take what a left
+    cupy.sqrt(c, out=y)
+with stream:
+    work()  # kernels are compiled
+    stream.synchronize()
+    with declared:
+        stream.begin_capture()
+        work()
+        graph = stream.end_capture()
+live = pool.stats().live_blocks
+for value in (1.0, 5.0, 10.0):
+    with stream:
+        x.fill(value)
+        graph.launch(stream)
+    with beside:
+        noise = [cupy.full(size, -7, dtype="f4") for _ in range(20)]  # must not get the graph's memory
+    with stream:
+        graph.launch(stream)
+    stream.synchronize()
+    beside.synchronize()
+    with beside:
+        print(float(y.min()), float(y.max()), all(float(n.max()) == -7 for n in noise))
+print(live, pool.stats().pending > 0)
+del graph, noise
+gc.collect()
+stream.synchronize()
+with stream:
+    x.fill(0)  # all is as before
+    print(float((x + 3).sum()) / size)
+stream.synchronize()
+pool.check()
+print(pool.audit() == "", len(pool.faults()))
+"""
+
+
+@pytest.mark.parametrize("mode", ["production", "debug"])
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
+def test_a_graph_that_cupy_captured_replays_right_beside_other_allocations(mode: str, declared: bool) -> None:
+    pytest.importorskip("cupy")
+    lines = out(CAPTURE.format(mode=mode, declared=declared))
+    assert lines == ["3.0 3.0 True", "11.0 11.0 True", "21.0 21.0 True", "2 True", "3.0", "True 0"]
+
+
+def test_memory_of_a_capture_of_cupys_that_outlives_it_is_still_the_graphs_after_its_free() -> None:
+    """What is allocated inside and freed after the capture is written by each launch."""
+    pytest.importorskip("cupy")
+    lines = out(
+        """
+import cupy
+import streampool as sp
+sp.install("cupy")
+stream = cupy.cuda.Stream(non_blocking=True)
+with stream:
+    x = cupy.ones(1 << 16, dtype="f4")
+    x * 2
+    stream.synchronize()
+    stream.begin_capture()
+    y = x * 2
+    graph = stream.end_capture()
+    graph.launch(stream)
+    stream.synchronize()
+    address = y.data.ptr
+    print(float(y.sum()) / y.size)
+    del y
+    others = [cupy.full(1 << 16, 7, dtype="f4") for _ in range(8)]
+    print(all(o.data.ptr != address for o in others))
+    graph.launch(stream)
+    stream.synchronize()
+    print(all(float(o.min()) == 7 for o in others))
+"""
+    )
+    assert lines == ["2.0", "True", "True"]
+
+
 # -- Numba, RMM, cuda.core --------------------------------------------------------------------------------------------
 
 
