@@ -398,6 +398,22 @@ with stream:
     assert lines == ["2.0", "True", "True"]
 
 
+def test_numpy_is_refused_device_memory_with_the_reason_and_sees_what_the_host_may_touch(gpu: GpuScene) -> None:
+    import numpy as np
+
+    stream = gpu.stream()
+    block = gpu.pool().allocate(1000, stream=stream)
+    with pytest.raises(BufferError, match="device memory cannot be viewed from the host"):
+        np.asarray(block)
+    for kind in ("pinned", "managed"):
+        block = gpu.pool(kind).allocate(1000, stream=stream)
+        gpu.write_pattern(stream, block, 3)
+        stream.sync()
+        array = np.asarray(block)
+        assert array.ctypes.data == block.handle
+        assert array.tobytes() == pattern(1000, 3)
+
+
 # -- Numba, RMM, cuda.core --------------------------------------------------------------------------------------------
 
 
