@@ -303,3 +303,28 @@ def test_a_program_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) -> 
     )
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_numba_freed_during_a_capture_or_allocated_in_one_and_freed_is_no_leak(tmp_path: Path) -> None:
+    """A graph may use it, so it was kept, and a program without faults ended with 1."""
+    ended = watched(
+        tmp_path,
+        """
+        import numba.cuda as cuda
+        import streampool as sp
+        before = cuda.device_array(100)
+        (pool,) = sp.installed()[0].pools
+        stream = sp.sim.Device(0).create_stream()
+        with pool.capturing(stream):
+            stream.begin_capture()
+            inside = cuda.device_array(5000)
+            del before, inside
+            graph = stream.end_capture()
+        print(pool.stats().in_use)
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == "5100\n"
+    assert ended.report["leaks"] == []

@@ -67,7 +67,10 @@ debug::BlockFacts Core::facts_under_lock(const BlockRecord& record, Address addr
 }
 
 // Blocks as they are now; those that come or go meanwhile may be missing or seen.
-void Core::for_each_live(const std::function<void(BlockRecord&)>& function) {
+void Core::for_each_live(const std::function<void(BlockRecord&)>& function, bool retired) {
+  const auto counts = [&](const BlockRecord& record) {
+    return record.is(Magic::live) || (retired && record.is(Magic::released));
+  };
   std::vector<Slab*> slabs;
   std::vector<LargeBlock*> large;
   {
@@ -78,9 +81,9 @@ void Core::for_each_live(const std::function<void(BlockRecord&)>& function) {
   }
   for (Slab* slab : slabs)
     for (unsigned i = 0; i < slab->stack.slots; ++i)
-      if (slab->records[i].is(Magic::live)) function(slab->records[i]);
+      if (counts(slab->records[i])) function(slab->records[i]);
   for (LargeBlock* block : large)
-    if (block->record.is(Magic::live)) function(block->record);
+    if (counts(block->record)) function(block->record);
 }
 
 std::vector<debug::BlockFacts> Core::live_blocks() {
