@@ -223,6 +223,47 @@ print(pool.stats().live_blocks)
 # -- RMM --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
+@pytest.mark.parametrize("mode", ["production", "debug"])
+def test_what_cupy_allocates_in_a_capture_is_its_graphs_until_the_graph_is_gone(mode: str, declared: bool) -> None:
+    lines = out(
+        f"""
+import contextlib, gc
+import cupy
+import streampool as sp
+pool = sp.Pool("sim", mode={mode!r}, limit="16MiB", wait_timeout=0.2, quarantine_bytes=0)
+sp.install("cupy", pool=pool)
+stream = cupy.cuda.Stream()
+before = cupy.empty(100_000)  # on the null stream
+stream.use()
+with pool.capturing(stream) if {declared} else contextlib.nullcontext():
+    stream._stream.begin_capture()
+    inside, kept = cupy.empty(100_000), cupy.empty(100_000)
+    graphs = {{inside.data.ptr, kept.data.ptr}}
+    del inside
+    graph = stream._stream.end_capture()
+del kept
+
+def fill():
+    arrays = []
+    try:
+        while True:
+            arrays.append(cupy.empty(100_000))
+    except cupy.cuda.memory.OutOfMemoryError:
+        return {{array.data.ptr for array in arrays}}
+
+print(fill() & graphs)
+graph.launch(stream._stream)
+stream.synchronize()
+print(fill() & graphs)
+del graph
+gc.collect()
+print(fill() >= graphs, pool.audit())
+"""
+    )
+    assert lines == ["set()", "set()", "True "]
+
+
 def test_rmms_buffers_are_in_the_order_of_their_stream_and_a_wrong_size_is_found() -> None:
     lines = out(
         SIM

@@ -77,9 +77,11 @@ class Machine:
         self.now = 0.0
         self.seconds = seconds
         self.done: list[tuple[str, str]] = []
+        self.allowed: dict[str, float] = {}
 
     def run(self, script: Path, way: Any, left: float) -> dict[str, Any]:
         self.done.append((script.stem, way.name))
+        self.allowed[way.name] = left
         self.now += self.seconds.get(way.name, 10)
         found = {"script": script.stem, "way": way.name}
         if way.name == "broken":
@@ -112,6 +114,14 @@ def test_a_way_that_fails_is_noted_and_not_tried_again(training: Any) -> None:
     assert machine.done.count(("a", "broken")) == 1
     assert machine.done.count(("a", "plain")) == 3
     assert [row["way"] for row in training.summary(made.runs)] == ["plain", "plain"]
+
+
+def test_a_checker_may_fail_and_has_a_part_of_the_time_at_most(training: Any) -> None:
+    machine = Machine()
+    made = session(training, machine, 200, training.Way("plain"), training.Way("broken", once=True))
+    assert machine.allowed["broken"] == 40
+    assert made.problems == []
+    assert machine.done.count(("a", "plain")) == 3
 
 
 def test_no_run_is_begun_that_would_not_end_in_time(training: Any) -> None:

@@ -324,7 +324,7 @@ def work():
     a = x * 2
     b = a + 1
     del a
-    c = b * b  # may take what a left
+    c = b * b
     cupy.sqrt(c, out=y)
 with stream:
     work()  # kernels are compiled
@@ -346,7 +346,8 @@ for value in (1.0, 5.0, 10.0):
     beside.synchronize()
     with beside:
         print(float(y.min()), float(y.max()), all(float(n.max()) == -7 for n in noise))
-print(live, pool.stats().pending > 0)
+stats = pool.stats()
+print(live, stats.pending + stats.quarantined > 0)
 del graph, noise
 gc.collect()
 stream.synchronize()
