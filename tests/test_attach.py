@@ -50,6 +50,10 @@ print(sp.installed())
 
 
 def test_an_unknown_library_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"numpy cannot be served: .*pool.allocate\(size\).numpy"):
+        sp.install("numpy")
+    with pytest.raises(ValueError, match=r"JAX cannot be served: .*from_dlpack"):
+        sp.install("JAX")
     with pytest.raises(ValueError, match=r"no library 'cupi'.*torch, cupy, numba, rmm, cuda.core.*did you mean 'cupy'"):
         sp.install("cupi")
     with pytest.raises(TypeError, match="named by text"):

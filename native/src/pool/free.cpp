@@ -411,7 +411,7 @@ void Core::release(const BlockRef& block) noexcept {
 Errc Core::retire(Address address, BlockRef* out, Failure* failure) {
   const Errc errc = locate(address, out, failure, 0, true);
   if (errc != Errc::ok || out->record == nullptr) return errc;
-  if (out->record->move(out->generation, Magic::live, Magic::released)) return Errc::ok;
+  if (move_record(*out->record, out->generation, Magic::live, Magic::released)) return Errc::ok;
   return not_live(*out, out->record->word.load(std::memory_order_acquire), failure, 0, true);
 }
 
