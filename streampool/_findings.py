@@ -58,14 +58,16 @@ class PoolFindings:
         The first call says how the pool ended and what was live then; later ones add faults and counters. Gives the
         faults that this call found.
         """
-        if self.ended == "alive" and not pool.is_closed:
-            self.ended = ended
+        if self.ended == "alive":
+            closed = pool.is_closed  # by native code of the program, which says nothing of it here
+            self.ended = "closed" if closed else ended
             self.live_blocks = self._owned(self._ask("live blocks", lambda: _core.Pool.live_blocks(pool)) or [])
             self.ended_at = self._ask("clock", lambda: pool.driver.now())
             if ended != "collected":  # that may be in any thread, in the middle of a collection
                 self.chains = self._ask("holders", lambda: self._chains(pool)) or {}
-            checked = self._ask("last check", lambda: _core.Pool.check(pool, timeout))
-            self.not_checked = (checked or {}).get("not_checked", [])
+            if not closed:
+                checked = self._ask("last check", lambda: _core.Pool.check(pool, timeout))
+                self.not_checked = (checked or {}).get("not_checked", [])
         found: list[dict[str, Any]] = self._ask("faults", lambda: _core.Pool.take_faults(pool)) or []
         self.faults += found
         self.count(pool)
@@ -109,6 +111,7 @@ class Session:
         self.pid = os.getpid()
         self._findings: list[PoolFindings] = []
         self._alive: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
+        self._kept: list[_core.Pool] = []  # that nobody else holds
         self._races: list[Race] = []
 
     def watch(self, pool: _core.Pool) -> PoolFindings:
@@ -117,6 +120,11 @@ class Session:
         self._findings.append(findings)
         self._alive.add(pool)
         return findings
+
+    def keep(self, pool: _core.Pool) -> None:
+        """Take in a pool that native code of the program made, and may have closed already."""
+        self._kept.append(pool)
+        pool._findings = self.watch(pool)  # type: ignore[attr-defined]  # as the pools that Python makes have it
 
     def note_races(self, races: Sequence[Race]) -> None:
         """Keep races that the simulated device found, whoever asked for them."""

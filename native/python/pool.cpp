@@ -10,6 +10,7 @@
 
 #include "arguments.hpp"
 #include "attach/torch.hpp"
+#include "capi_watch.hpp"
 #include "facts.hpp"
 #include "pool_objects.hpp"
 #include "support.hpp"
@@ -26,6 +27,7 @@ constexpr Whole<> kAlignment{"alignment", "a power of two", 1, kMaxAlignment};
 constexpr Whole<> kPointer{"ptr", "an address"};
 constexpr OptionalFlag kStreamOrdered{"stream_ordered"};
 constexpr OptionalText kTag{"tag"};
+constexpr OptionalText kMode{"mode"};
 constexpr Size kReserve{"size"};
 constexpr Size kKeepBytes{"keep_bytes"};
 constexpr Seconds kTimeout{"timeout"};
@@ -138,10 +140,30 @@ PyPool make_pool(std::shared_ptr<driver::Driver> driver, Kind kind, std::string_
   return self;
 }
 
+nb::list take_c_pools() {
+  nb::list out;
+  for (capi::Watched& one : unlocked([] { return capi::take_pools(); })) {
+    PyPool pool;
+    pool.core = std::move(one.core);
+    pool.stack_depth = pool.core->options().stack_depth;
+    pool.native_depth = pool.core->options().native_depth;
+    for (const auto& [name, value] : one.options) pool.options[name.c_str()] = value;
+    pool.oom_callback = std::make_shared<OomCallback>();
+    out.append(nb::cast(std::move(pool)));
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_pool(nb::module_& m) {
   m.attr("_fault_hook") = nb::none();
+  m.def(
+      "watch_c_pools", [](Given<kMode> mode) { capi::watch_pools(std::string(mode->value_or(""))); },
+      parameter<kMode>(),
+      "Keep pools that are made through the C ABI until take_c_pools(); in `mode`, if one is given.");
+  m.def("forget_c_pools", [] { unlocked([] { capi::forget_pools(); }); });
+  m.def("take_c_pools", &take_c_pools, "Those that were made since the last call, also closed and destroyed ones.");
   nb::class_<PyPool>(m, "Pool", nb::dynamic_attr(), nb::is_weak_referenceable(),
                      "A stream-ordered memory pool. Use streampool.Pool.")
       .def(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attach_scene import Ended, python, watched
+from attach_scene import NATIVE_POOL, Ended, lines_of, python, watched
 
 import streampool as sp
 from gpu.gpu_scene import GpuScene
@@ -413,6 +413,39 @@ def test_numpy_is_refused_device_memory_with_the_reason_and_sees_what_the_host_m
         array = np.asarray(block)
         assert array.ctypes.data == block.handle
         assert array.tobytes() == pattern(1000, 3)
+
+
+def test_a_double_free_through_the_c_abi_is_found_with_its_lines(tmp_path: Path) -> None:
+    source = NATIVE_POOL.format(device="cuda:0", mode="production", end="assert lib.sp_pool_destroy(pool) == 0")
+    ended = run(tmp_path, source, "--mode", "debug")
+    assert ended.code == 1, ended.err
+    (fault,) = ended.report["faults"]
+    assert fault["kind"] == "double_free"
+    assert "allocate(1000, p)  # the block" in lines_of(fault["block"]["allocated_at"], source)
+    assert "print(lib.sp_free(pool, p, stream))  # the second" in lines_of(fault["at"], source)
+    (leak,) = ended.report["leaks"]
+    assert "allocate(2000, q)  # the leak" in lines_of(leak["allocated_at"], source)
+
+
+def test_a_double_free_by_native_code_of_a_tensors_memory_is_found_with_its_lines(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    source = """
+        import ctypes
+        import torch
+        import streampool as sp
+        free = ctypes.CDLL(str(sp.library_path())).sp_torch_free
+        free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        t = torch.empty(1000, device="cuda")  # the block
+        free(t.data_ptr(), 4000, 0, None)  # native code's
+        del t  # PyTorch's
+    """
+    ended = run(tmp_path, source, "--mode", "debug")
+    assert ended.code == 1, ended.err
+    (fault,) = ended.report["faults"]
+    assert fault["kind"] == "double_free"
+    assert lines_of(fault["block"]["allocated_at"], source) == {'t = torch.empty(1000, device="cuda")  # the block'}
+    assert lines_of(fault["block"]["freed_at"], source) == {"free(t.data_ptr(), 4000, 0, None)  # native code's"}
+    assert lines_of(fault["at"], source) == {"del t  # PyTorch's"}
 
 
 # -- Numba, RMM, cuda.core --------------------------------------------------------------------------------------------
