@@ -393,3 +393,25 @@ def test_a_double_free_by_native_code_of_pytorchs_memory_is_found_with_its_lines
     assert lines_of(fault["block"]["allocated_at"], source) == {"t = torch.empty(1000)  # the block"}
     assert lines_of(fault["block"]["freed_at"], source) == {"free(t.data_ptr(), 1000, 0, None)  # native code's"}
     assert lines_of(fault["at"], source) == {"del t  # PyTorch's"}
+
+
+KEPT = {
+    "torch": "import torch\nkept = torch.empty(1000)",
+    "rmm": "import rmm\nkept = rmm.DeviceBuffer(1000)",
+    "numba": "import numba.cuda\nkept = numba.cuda.device_array(1000)",
+    "cupy": "import cupy\nkept = cupy.empty(1000)",
+}
+
+
+@pytest.mark.parametrize("library", KEPT)
+def test_what_a_library_holds_of_the_programs_own_pool_is_held_and_only_raw_blocks_are_lost(
+    tmp_path: Path, library: str
+) -> None:
+    """A tensor that lived to the end of a program was said to be allocated raw and never freed."""
+    program = f"import streampool as sp\npool = sp.Pool('sim', mode='debug')\nsp.install({library!r}, pool=pool)\n"
+    ended = watched(tmp_path, program + KEPT[library])
+    assert ended.code == 0, ended.err
+    assert [(leak["class"], leak["bytes"]) for leak in ended.report["leaks"]] == [("held", 1000)]
+    ended = watched(tmp_path, program + KEPT[library] + "\npool.allocate_raw(64)\n")
+    assert ended.code == 1, ended.err
+    assert sorted((leak["class"], leak["bytes"]) for leak in ended.report["leaks"]) == [("held", 1000), ("lost", 64)]

@@ -61,7 +61,7 @@ void tell_faults(PyPool& self) {
 }
 
 pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle stream, bool stream_ordered, bool raw,
-                        std::string_view tag) {
+                        std::string_view tag, bool owned = false) {
   tell_faults(self);
   Core& core = *self.core;
   pool::AllocRequest request;
@@ -70,6 +70,7 @@ pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle st
   request.stream = stream_handle(stream, core, "allocate");
   request.stream_ordered = stream_ordered;
   request.raw = raw;
+  request.owned = owned;
   request.tag = tag;
   if (self.stack_depth + self.native_depth != 0) request.stack = capture_stack(self.stack_depth, self.native_depth);
   pool::BlockRef block;
@@ -208,6 +209,13 @@ void bind_pool(nb::module_& m) {
           },
           parameter<kSize>(), nb::kw_only(), nb::arg("stream").none() = nb::none(), parameter<kAlignment>() = 256,
           "As allocate, but gives the address; free it with free_raw.")
+      .def(
+          "allocate_owned",
+          [](PyPool& p, Given<kSize> size, nb::handle stream, Given<kAlignment> alignment) {
+            return allocate(p, *size, *alignment, stream, false, true, {}, true).address;
+          },
+          parameter<kSize>(), nb::kw_only(), nb::arg("stream").none() = nb::none(), parameter<kAlignment>() = 256,
+          "As allocate_raw, for an object of another library's that owns it and frees it when it goes.")
       .def("free_raw", &free_raw, parameter<kPointer>(), nb::kw_only(), nb::arg("stream").none() = nb::none(),
            "Free a block by address, on `stream`; None: on the block's own. Raises InvalidFreeError, StreamError.")
       .def("free_raw_sized", &free_raw_sized, parameter<kPointer>(), parameter<kSize>(), nb::kw_only(),

@@ -33,7 +33,7 @@ def _resource(pool_of: Any) -> Any:
     # alignment last.
     def allocate(*given: Any) -> int:
         nbytes, stream, alignment = (*given, _ALIGNMENT) if len(given) == 2 else (given[1], given[0], given[2])
-        address: int = pool_of().allocate_raw(nbytes, stream=_handle(stream), alignment=alignment)
+        address: int = pool_of().allocate_owned(nbytes, stream=_handle(stream), alignment=alignment)
         return address
 
     def deallocate(*given: Any) -> None:

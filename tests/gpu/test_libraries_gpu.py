@@ -211,6 +211,24 @@ def test_what_grows_in_a_training_loop_is_a_leak_at_its_line(tmp_path: Path) -> 
     assert leak["held_by"][0] == "module __main__: losses"
 
 
+def test_tensors_that_live_to_the_end_in_the_programs_own_pool_are_no_leak(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ended = run(
+        tmp_path,
+        """
+        import streampool as sp
+        pool = sp.Pool("cuda:0", mode="debug")
+        sp.install("torch", pool=pool)
+        import torch
+        kept = torch.ones(1000, device="cuda")
+        print(kept.sum().item())
+        """,
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == "1000.0\n"
+    assert {leak["class"] for leak in ended.report["leaks"]} == {"held"}
+
+
 # -- CuPy and mixtures ------------------------------------------------------------------------------------------------
 
 OVERRUN = """

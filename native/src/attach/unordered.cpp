@@ -47,7 +47,7 @@ Errc Unordered::allocate(Bytes size, debug::StackId stack, Address* out, Failure
   request.size = size;
   request.stream = stream_;
   request.settled = true;
-  request.raw = true;
+  request.raw = request.owned = true;
   request.stack = stack;
   pool::BlockRef block;
   const Errc errc = core_->allocate(request, &block, failure);

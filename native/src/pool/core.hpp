@@ -53,6 +53,7 @@ struct AllocRequest {
   driver::StreamHandle stream = driver::kLegacyStream;
   bool stream_ordered = false;
   bool raw = false;      // nobody's object owns it
+  bool owned = false;    // raw, but an object of another library's owns it
   bool settled = false;  // only memory that no queued work touches any more: for use on any stream at once
   debug::StackId stack = 0;
   // Whether this allocation keeps its stack for many: what sample_is_due() said, if it was asked.

@@ -48,7 +48,7 @@ debug::BlockFacts Core::facts_under_lock(const BlockRecord& record, Address addr
   const Heap* home = record.home.load(std::memory_order_relaxed);
   f.stream = home != nullptr ? home->stream.id.load(std::memory_order_relaxed) : 0;
   f.allocated_at = record.stack();
-  f.raw = (record.flags() & kRawBlock) != 0;
+  f.raw = (record.flags() & (kRawBlock | kOwned)) == kRawBlock;
   f.exported = (record.flags() & kExported) != 0;
   if (PageMap::Entry{record.container}.tag() == PageMap::Tag::large)
     f.pages = LargeBlock::of(record)->side.load(std::memory_order_relaxed);
