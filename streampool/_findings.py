@@ -34,8 +34,8 @@ class PoolFindings:
     stats: dict[str, Any] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what could not be found out, and why
-    library: str = ""  # whose memory it is; its blocks belong to that library's objects
-    # Gives those of its objects that own some blocks, by the block's number; is given these numbers by address.
+    # Of a pool that serves a library: gives those of its objects that own some blocks, by the block's number; is given
+    # these numbers by address.
     find_objects: Callable[[Mapping[int, int]], dict[int, object]] | None = None
     epochs: Epochs = field(default_factory=Epochs)  # what tells a growing call site from a full one
     chains: dict[int, tuple[str, ...]] = field(default_factory=dict)  # who holds some of the live blocks
@@ -50,7 +50,7 @@ class PoolFindings:
     def observe(self, pool: _core.Pool) -> None:
         """End an epoch: note what each call site of a tracked pool holds now."""
         if self.ended == "alive" and self.options.get("track") == "true":
-            self.epochs.observe(self._owned(_core.Pool.live_blocks(pool)))
+            self.epochs.observe(_core.Pool.live_blocks(pool))
 
     def gather(self, pool: _core.Pool, ended: str, *, timeout: float) -> list[dict[str, Any]]:
         """Ask `pool` for everything a report needs; what fails is noted, and the rest is asked all the same.
@@ -58,14 +58,16 @@ class PoolFindings:
         The first call says how the pool ended and what was live then; later ones add faults and counters. Gives the
         faults that this call found.
         """
-        if self.ended == "alive" and not pool.is_closed:
-            self.ended = ended
-            self.live_blocks = self._owned(self._ask("live blocks", lambda: _core.Pool.live_blocks(pool)) or [])
+        if self.ended == "alive":
+            closed = pool.is_closed  # by native code of the program, which says nothing of it here
+            self.ended = "closed" if closed else ended
+            self.live_blocks = self._ask("live blocks", lambda: _core.Pool.live_blocks(pool)) or []
             self.ended_at = self._ask("clock", lambda: pool.driver.now())
             if ended != "collected":  # that may be in any thread, in the middle of a collection
                 self.chains = self._ask("holders", lambda: self._chains(pool)) or {}
-            checked = self._ask("last check", lambda: _core.Pool.check(pool, timeout))
-            self.not_checked = (checked or {}).get("not_checked", [])
+            if not closed:
+                checked = self._ask("last check", lambda: _core.Pool.check(pool, timeout))
+                self.not_checked = (checked or {}).get("not_checked", [])
         found: list[dict[str, Any]] = self._ask("faults", lambda: _core.Pool.take_faults(pool)) or []
         self.faults += found
         self.count(pool)
@@ -80,14 +82,6 @@ class PoolFindings:
             int(block["address"]): int(block["serial"]) for block in self.live_blocks if block["serial"] in wanted
         }
         return _referrers.chains(pool, wanted, lambda: find(serials))
-
-    def _owned(self, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Say of a library's blocks that they have an owner: only its objects hold addresses."""
-        if self.library:
-            for block in blocks:
-                if block.get("owner") == "raw":
-                    block["owner"] = "buffer"
-        return blocks
 
     def count(self, pool: _core.Pool) -> None:
         """Take the pool's counters."""
@@ -109,6 +103,7 @@ class Session:
         self.pid = os.getpid()
         self._findings: list[PoolFindings] = []
         self._alive: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
+        self._kept: list[_core.Pool] = []  # that nobody else holds
         self._races: list[Race] = []
 
     def watch(self, pool: _core.Pool) -> PoolFindings:
@@ -117,6 +112,11 @@ class Session:
         self._findings.append(findings)
         self._alive.add(pool)
         return findings
+
+    def keep(self, pool: _core.Pool) -> None:
+        """Take in a pool that native code of the program made, and may have closed already."""
+        self._kept.append(pool)
+        pool._findings = self.watch(pool)  # type: ignore[attr-defined]  # as the pools that Python makes have it
 
     def note_races(self, races: Sequence[Race]) -> None:
         """Keep races that the simulated device found, whoever asked for them."""

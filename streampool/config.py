@@ -9,7 +9,16 @@ from enum import StrEnum
 
 from streampool import _core
 
-__all__ = ["ENVIRONMENT", "Mode", "check_option", "options_help", "override_mode", "resolve", "show_help_once"]
+__all__ = [
+    "ENVIRONMENT",
+    "Mode",
+    "check_option",
+    "mode_override",
+    "options_help",
+    "override_mode",
+    "resolve",
+    "show_help_once",
+]
 
 ENVIRONMENT = "STREAMPOOL_OPTIONS"
 
@@ -34,6 +43,11 @@ def override_mode(mode: str | None) -> None:
     if mode is not None:
         check_option("mode", mode)
     _override = mode
+
+
+def mode_override() -> str | None:
+    """Give the mode that was set for every pool, if one was."""
+    return _override
 
 
 def check_option(name: str, value: object) -> str:

@@ -45,11 +45,13 @@ def active() -> Session | None:
 
 def begin() -> Session:
     """Start watching the pools made from now on."""
+    from streampool import config
     from streampool._findings import Session
 
     global _session
     register_exit()
     _session = Session()
+    _core.watch_c_pools(config.mode_override())
     return _session
 
 
@@ -57,12 +59,17 @@ def end() -> None:
     """Stop watching."""
     global _session
     _session = None
+    _core.forget_c_pools()
 
 
 def look() -> None:
     """Make known what pools there are that Python did not make."""
     for hook in tuple(before_each_look):
         hook()
+    session = active()
+    if session is not None:
+        for pool in _core.take_c_pools():
+            session.keep(pool)
 
 
 def pool_made(pool: _core.Pool) -> PoolFindings | None:

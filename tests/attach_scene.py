@@ -81,3 +81,28 @@ def watched(
         env=environment(lookalikes=lookalikes, **more),
     )
     return Ended(done.returncode, done.stdout, done.stderr, report)
+
+
+# A native library of the program's that has a pool of its own: `{device}` is the pool's, `{mode}` what it asks for.
+NATIVE_POOL = """
+import ctypes
+import streampool as sp
+lib = ctypes.CDLL(str(sp.library_path()))
+device, pool, stream, p, q = (ctypes.c_void_p() for _ in range(5))
+assert lib.sp_device_open(b"{device}", ctypes.byref(device)) == 0
+assert lib.sp_stream_create(device, ctypes.byref(stream)) == 0
+assert lib.sp_pool_create(device, b"device", b"native", b"mode={mode}", ctypes.byref(pool)) == 0
+def allocate(size, out):
+    assert lib.sp_alloc(pool, ctypes.c_size_t(size), ctypes.c_size_t(0), stream, ctypes.byref(out)) == 0
+allocate(1000, p)  # the block
+allocate(2000, q)  # the leak
+print(lib.sp_free(pool, p, stream))  # the free
+print(lib.sp_free(pool, p, stream))  # the second
+{end}
+"""
+
+
+def lines_of(frames: list[dict[str, Any]], source: str) -> set[str]:
+    """The lines of a program that a stack of its report names."""
+    lines = textwrap.dedent(source).splitlines()
+    return {lines[f["line"] - 1].strip() for f in frames if f["file"].endswith("program.py")}

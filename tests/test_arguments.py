@@ -103,7 +103,9 @@ TAKES: dict[str, dict[str, str]] = {
     "torch_configure": {"family": "text", "name": "text", "options": "dict"},
     "torch_give_pool": {"device": "torch device", "pool": "object"},
     "torch_add_stream": {"device": "torch device", "stream": "whole"},
+    "watch_c_pools": {"mode": "text?"},
     "Pool.__init__": {"driver": "object", "kind": "kind", "name": "text", "options": "dict"},
+    "Pool.allocate_owned": {"size": "whole", "stream": "stream?", "alignment": "alignment"},
     "Pool.allocate": {
         "size": "whole",
         "stream": "stream?",

@@ -50,6 +50,10 @@ print(sp.installed())
 
 
 def test_an_unknown_library_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"numpy cannot be served: .*pool.allocate\(size\).numpy"):
+        sp.install("numpy")
+    with pytest.raises(ValueError, match=r"JAX cannot be served: .*from_dlpack"):
+        sp.install("JAX")
     with pytest.raises(ValueError, match=r"no library 'cupi'.*torch, cupy, numba, rmm, cuda.core.*did you mean 'cupy'"):
         sp.install("cupi")
     with pytest.raises(TypeError, match="named by text"):
@@ -223,6 +227,47 @@ print(pool.stats().live_blocks)
 # -- RMM --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
+@pytest.mark.parametrize("mode", ["production", "debug"])
+def test_what_cupy_allocates_in_a_capture_is_its_graphs_until_the_graph_is_gone(mode: str, declared: bool) -> None:
+    lines = out(
+        f"""
+import contextlib, gc
+import cupy
+import streampool as sp
+pool = sp.Pool("sim", mode={mode!r}, limit="16MiB", wait_timeout=0.2, quarantine_bytes=0)
+sp.install("cupy", pool=pool)
+stream = cupy.cuda.Stream()
+before = cupy.empty(100_000)  # on the null stream
+stream.use()
+with pool.capturing(stream) if {declared} else contextlib.nullcontext():
+    stream._stream.begin_capture()
+    inside, kept = cupy.empty(100_000), cupy.empty(100_000)
+    graphs = {{inside.data.ptr, kept.data.ptr}}
+    del inside
+    graph = stream._stream.end_capture()
+del kept
+
+def fill():
+    arrays = []
+    try:
+        while True:
+            arrays.append(cupy.empty(100_000))
+    except cupy.cuda.memory.OutOfMemoryError:
+        return {{array.data.ptr for array in arrays}}
+
+print(fill() & graphs)
+graph.launch(stream._stream)
+stream.synchronize()
+print(fill() & graphs)
+del graph
+gc.collect()
+print(fill() >= graphs, pool.audit())
+"""
+    )
+    assert lines == ["set()", "set()", "True "]
+
+
 def test_rmms_buffers_are_in_the_order_of_their_stream_and_a_wrong_size_is_found() -> None:
     lines = out(
         SIM
@@ -244,6 +289,31 @@ print(type(rmm.mr.get_per_device_resource(0)).__name__)
 """
     )
     assert lines == ["3000", "found", "0", "CudaMemoryResource"]
+
+
+def test_rmms_resource_takes_the_stream_first_and_an_alignment_last_as_newer_releases_give_them() -> None:
+    lines = out(
+        """
+import rmm
+import streampool as sp
+from streampool.attach.rmm import memory_resource
+pool = sp.Pool("sim", mode="debug")
+stream = sp.sim.Device(0).create_stream()
+theirs = rmm.Stream(int(stream.handle))
+mr = memory_resource(pool)
+kept = [mr.allocate(theirs, 1000, 256), mr.allocate(theirs, 1000, 1 << 16), mr.allocate(1000, theirs)]
+print(pool.stats().in_use, kept[1] % (1 << 16), pool.stats().live_blocks)
+try:
+    mr.deallocate(theirs, kept[0], 999, 256)
+except sp.InvalidFreeError as error:
+    print("999" in str(error))
+mr.deallocate(theirs, kept[0], 1000, 256)
+mr.deallocate(theirs, kept[1], 1000, 1 << 16)
+mr.deallocate(kept[2], 1000, theirs)
+print(pool.stats().live_blocks)
+"""
+    )
+    assert lines == ["3000 0 3", "True", "0"]
 
 
 # -- Numba ------------------------------------------------------------------------------------------------------------

@@ -246,3 +246,28 @@ print(chains[7], chains[8])
 """
     )
     assert lines == ["('module __main__: losses', '[2] of a list of 4') ('module __main__: view',)"]
+
+
+@needs("tvm_ffi")
+def test_tvms_functions_take_a_buffer_and_give_back_tensors_of_their_own() -> None:
+    """A Buffer has no ``__dlpack_c_exchange_api__``, which would have to make Buffers of foreign memory."""
+    lines = out(
+        """
+import gc
+import tvm_ffi
+pool = sp.Pool("sim")
+block = pool.allocate(100)
+block.numpy()[:] = 7
+tensor = tvm_ffi.from_dlpack(block)
+print(tuple(tensor.shape), tensor.dtype, tvm_ffi.get_global_func("testing.echo")(block).__class__.__name__)
+del block
+gc.collect()
+pool.free_raw(pool.allocate_raw(1))
+print(pool.stats().live_blocks)
+del tensor
+gc.collect()
+pool.free_raw(pool.allocate_raw(1))
+print(pool.stats().live_blocks)
+"""
+    )
+    assert lines == ["(100,) uint8 Tensor", "1", "0"]

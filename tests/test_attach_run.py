@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attach_scene import watched
+from attach_scene import NATIVE_POOL, lines_of, python, watched
 
 CUPY = "import cupy\na = cupy.empty(100_000)\n"
 
@@ -303,3 +303,115 @@ def test_a_program_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) -> 
     )
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_numba_freed_during_a_capture_or_allocated_in_one_and_freed_is_no_leak(tmp_path: Path) -> None:
+    """A graph may use it, so it was kept, and a program without faults ended with 1."""
+    ended = watched(
+        tmp_path,
+        """
+        import numba.cuda as cuda
+        import streampool as sp
+        before = cuda.device_array(100)
+        (pool,) = sp.installed()[0].pools
+        stream = sp.sim.Device(0).create_stream()
+        with pool.capturing(stream):
+            stream.begin_capture()
+            inside = cuda.device_array(5000)
+            del before, inside
+            graph = stream.end_capture()
+        print(pool.stats().in_use)
+        """,
+        "--mode",
+        "debug",
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == "5100\n"
+    assert ended.report["leaks"] == []
+
+
+@pytest.mark.parametrize("end", ["", "assert lib.sp_pool_destroy(pool) == 0"], ids=["alive", "destroyed"])
+def test_a_double_free_and_a_leak_in_a_pool_of_native_code_are_found_with_their_lines(tmp_path: Path, end: str) -> None:
+    """Such a pool was not watched, and the program was said to have taken no memory."""
+    source = NATIVE_POOL.format(device="sim:0", mode="production", end=end)
+    ended = watched(tmp_path, source, "--mode", "debug", lookalikes=False)
+    assert ended.code == 1, ended.err
+    assert ended.out == "0\n4\n"
+    (fault,) = ended.report["faults"]
+    assert fault["kind"] == "double_free"
+    assert "allocate(1000, p)  # the block" in lines_of(fault["block"]["allocated_at"], source)
+    assert "print(lib.sp_free(pool, p, stream))  # the free" in lines_of(fault["block"]["freed_at"], source)
+    assert "print(lib.sp_free(pool, p, stream))  # the second" in lines_of(fault["at"], source)
+    (leak,) = ended.report["leaks"]
+    assert (leak["class"], leak["bytes"]) == ("lost", 2000)
+    assert "allocate(2000, q)  # the leak" in lines_of(leak["allocated_at"], source)
+
+
+def test_a_pool_of_native_code_has_the_mode_that_it_asks_for_where_run_names_none(tmp_path: Path) -> None:
+    source = NATIVE_POOL.format(device="sim:0", mode="off", end="lib.sp_free(pool, q, stream)")
+    ended = watched(tmp_path, source, lookalikes=False)
+    assert ended.code == 0, ended.err  # a wrong free is an error in every mode, and a fault in debug mode
+    assert [(pool["name"], pool["mode"]) for pool in ended.report["pools"]] == [("native", "off")]
+    assert ended.report["coverage"]["blocks_allocated"] == 2
+
+
+def test_pools_of_native_code_are_kept_for_a_report_only_while_somebody_watches() -> None:
+    ended = python(
+        NATIVE_POOL.format(device="sim:0", mode="debug", end="lib.sp_free(pool, q, stream)")
+        + """
+from streampool import _core, session
+print(_core.take_c_pools())
+watching = session.begin()
+assert lib.sp_pool_create(device, b"device", b"watched", b"", ctypes.byref(pool)) == 0
+assert lib.sp_pool_destroy(pool) == 0
+print([(found.name, found.ended) for found in watching.finish()])
+session.end()
+assert lib.sp_pool_create(device, b"device", b"after", b"", ctypes.byref(pool)) == 0
+print(_core.take_c_pools())
+""",
+        lookalikes=False,
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[2:] == ["[]", "[('watched', 'closed')]", "[]"]
+
+
+def test_a_double_free_by_native_code_of_pytorchs_memory_is_found_with_its_lines(tmp_path: Path) -> None:
+    source = """
+        import ctypes
+        import torch
+        import streampool as sp
+        free = ctypes.CDLL(str(sp.library_path())).sp_torch_free
+        free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        t = torch.empty(1000)  # the block
+        free(t.data_ptr(), 1000, 0, None)  # native code's
+        del t  # PyTorch's
+    """
+    ended = watched(tmp_path, source, "--mode", "debug")
+    assert ended.code == 1, ended.err
+    (fault,) = ended.report["faults"]
+    assert fault["kind"] == "double_free"
+    assert lines_of(fault["block"]["allocated_at"], source) == {"t = torch.empty(1000)  # the block"}
+    assert lines_of(fault["block"]["freed_at"], source) == {"free(t.data_ptr(), 1000, 0, None)  # native code's"}
+    assert lines_of(fault["at"], source) == {"del t  # PyTorch's"}
+
+
+KEPT = {
+    "torch": "import torch\nkept = torch.empty(1000)",
+    "rmm": "import rmm\nkept = rmm.DeviceBuffer(1000)",
+    "numba": "import numba.cuda\nkept = numba.cuda.device_array(1000)",
+    "cupy": "import cupy\nkept = cupy.empty(1000)",
+}
+
+
+@pytest.mark.parametrize("library", KEPT)
+def test_what_a_library_holds_of_the_programs_own_pool_is_held_and_only_raw_blocks_are_lost(
+    tmp_path: Path, library: str
+) -> None:
+    """A tensor that lived to the end of a program was said to be allocated raw and never freed."""
+    program = f"import streampool as sp\npool = sp.Pool('sim', mode='debug')\nsp.install({library!r}, pool=pool)\n"
+    ended = watched(tmp_path, program + KEPT[library])
+    assert ended.code == 0, ended.err
+    assert [(leak["class"], leak["bytes"]) for leak in ended.report["leaks"]] == [("held", 1000)]
+    ended = watched(tmp_path, program + KEPT[library] + "\npool.allocate_raw(64)\n")
+    assert ended.code == 1, ended.err
+    assert sorted((leak["class"], leak["bytes"]) for leak in ended.report["leaks"]) == [("held", 1000), ("lost", 64)]

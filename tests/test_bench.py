@@ -14,16 +14,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import attach_scene
 import jsonschema
 import pytest
+from attach_scene import LOOKALIKES
 from click.testing import CliRunner, Result
 
 import streampool
 from streampool import _paths, config, sim, traces
-from streampool._bench import budgets, builds, engine, kinds, peers, plot, python_worker, run, tables, worker
+from streampool._bench import budgets, builds, engine, kinds, libraries, peers, plot, python_worker, run, tables, worker
 from streampool._bench.calls import CALLS, FEATURES
 from streampool._bench.kinds import FEATURES_PATTERN
 from streampool.cli import cli
@@ -185,17 +188,113 @@ def test_debug_measures_each_part_of_debug_mode_against_production(tmp_path: Pat
         assert label
         for name, value in settings.items():
             config.check_option(name, value)
-    # What a generator of the pages makes of it.
+    features = bench_tables()._PARTS["features"]
+    table = features(result)
+    assert table.count("**") == 2
+    assert all(f"| {label} |" in table for label, _ in FEATURES.values())
+    with pytest.raises(SystemExit, match="streampool bench debug"):
+        features({**result, "rows": []})
+
+
+# -- through other libraries -------------------------------------------------------------------------------------------
+
+
+def bench_tables() -> Any:
+    """The generator of the pages."""
     spec = importlib.util.spec_from_file_location("bench_tables", ROOT / "tools" / "bench_tables.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    table = module._PARTS["features"](result)
+    return module
+
+
+WITHOUT_A_LOOKALIKE = "cuda-core"  # the real one is there, and needs a GPU
+
+
+@pytest.fixture(scope="module")
+def through_lookalikes() -> engine.Engine:
+    """The kind libraries, measured with the small libraries of tests/lookalikes on the simulated device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(LOOKALIKES), os.environ.get("PYTHONPATH", "")]))
+        patch.setattr(kinds, "_is_here", lambda call, settings: True)
+        found = [peers.Found(one) for one in peers.PEERS if "libraries" in one.kinds if one.name != WITHOUT_A_LOOKALIKE]
+        settings = kinds.Settings("sim:0", 64, 1, "mode=debug", 2)
+        made = engine.Engine(settings, lambda done, total, text: None)
+        made.run({"libraries": (kinds.KINDS["libraries"], kinds.KINDS["libraries"].plan(found, settings))})
+    return made
+
+
+def test_a_pair_through_a_library_is_held_against_the_same_call_on_its_own_pool(
+    through_lookalikes: engine.Engine,
+) -> None:
+    assert through_lookalikes.failures == []
+    rows = {(row.parameters.get("how"), row.parameters["memory"]): row for row in through_lookalikes.rows}
+    planned = [call for call in libraries.CALLS if call.peer != WITHOUT_A_LOOKALIKE]
+    assert {(call.facts["how"], call.facts["memory"]) for call in planned} < set(rows)
+    for (how, _), row in rows.items():
+        if how is None:  # streampool's own calls
+            assert row.ratio is None
+            continue
+        own = rows[how, "own"]
+        assert row.baseline == own.label
+        assert row.ratio == pytest.approx(row.median / own.median)
+
+
+def test_the_table_of_libraries_is_one_with_each_librarys_own_pool_first(through_lookalikes: engine.Engine) -> None:
+    rows = [asdict(row) for row in through_lookalikes.rows]
+    text = bench_tables()._PARTS.get("libraries") or bench_tables()._kind("libraries")
+    table = text({"kinds": ["libraries"], "rows": rows, "budgets": []})
     assert table.count("**") == 2
-    assert all(f"| {label} |" in table for label, _ in FEATURES.values())
-    with pytest.raises(SystemExit, match="streampool bench debug"):
-        module._PARTS["features"]({**result, "rows": []})
+    labels = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[4:]]
+    assert labels == [row["label"] for row in rows]
+    own = [label for label in labels if label.endswith((", its own pool", ", cuMemAlloc"))]
+    assert own
+    for label in own:
+        how = label.rpartition(", ")[0]
+        assert labels[labels.index(label) + 1] == f"{how}, streampool"
+
+
+def test_a_served_call_allocates_from_streampool_and_the_others_do_not() -> None:
+    ended = attach_scene.python(
+        """
+        import sys
+        import streampool as sp
+        from streampool._bench import libraries
+        sp.device.override_default("sim")
+        for call in libraries.CALLS:
+            if call.process == sys.argv[1]:
+                loop = call.make("sim:0", "mode=debug")
+                loop(10)
+                pools = [pool for one in sp.installed() for pool in one.pools]
+                print(call.facts["memory"], sum(pool.stats().allocations for pool in pools), *(p.mode for p in pools))
+        """,
+        *("cupy-streampool",),
+    )
+    assert ended.out.splitlines() == ["streampool 10 debug", "streampool 20 debug"], ended.err
+
+
+def test_a_library_that_cannot_be_measured_is_named_with_the_reason() -> None:
+    result = measured("libraries")
+    absent = {peer["label"]: peer["absent"] for peer in result["peers"]}
+    assert len(absent) == len({call.peer for call in libraries.CALLS})
+    assert all(reason.startswith("needs a GPU") for reason in absent.values()), absent
+    assert {row["parameters"]["memory"] for row in result["rows"]} == {"streampool"}
+    text = bench("libraries", *QUICK).stdout
+    for title in ("PyTorch", "CuPy", "Numba", "RMM", "cuda.core"):
+        assert f"through {title}" in text.partition("not measured")[2]
+    done = bench("libraries", "--peers", "numba", *QUICK)
+    assert done.exit_code == 2
+    assert "numba cannot be measured here: needs a GPU" in done.stderr
+
+
+def test_a_library_that_is_not_installed_is_named_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    monkeypatch.setattr(peers, "_problem", lambda peer, device: None)
+    found = peers.find([peer for peer in peers.PEERS if "libraries" in peer.kinds], "cuda:0")
+    assert {one.absent for one in found} == {
+        f"the package {module} is not installed" for module in ("torch", "cupy", "numba", "rmm", "cuda.core")
+    }
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -500,7 +599,8 @@ def test_the_worker_of_cub_compiles_and_speaks(tmp_path: Path) -> None:
 def test_what_cannot_be_compiled_is_measured_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_problem", lambda peer, device: None)
     monkeypatch.setattr(peers, "find_spec", lambda name: object() if name == "torch" else None)
-    here = {one.peer.name: one for one in peers.find(peers.PEERS, "cuda:0", compile_missing=False)}
+    loops = [peer for peer in peers.PEERS if "libraries" not in peer.kinds]
+    here = {one.peer.name: one for one in peers.find(loops, "cuda:0", compile_missing=False)}
     assert (here["torch"].interface, here["torch"].absent) == ("Python", "")
     assert here["torch"].command[-1] == "torch"
     assert here["rmm-pool"].absent == "--no-compile was given"

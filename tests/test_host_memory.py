@@ -229,3 +229,45 @@ def test_device_memory_is_not_affected_by_the_promise(sc: Scene) -> None:
         work = sc.busy(s, block)
         block.close(s)
         assert touches(take(pool, s, 4 * KIB), work), "on its own stream at once, in any case"
+
+
+@KINDS
+def test_numpys_arrays_of_a_buffer_are_views_that_keep_it_until_they_and_its_work_are_done(
+    sc: Scene, kind: str
+) -> None:
+    pool = sc.pool(kind)
+    stream = sc.stream(pool)
+    block = pool.allocate(4 * KIB, stream=stream)
+    array = np.asarray(block)
+    assert (array.dtype, array.shape, array.ctypes.data) == (np.uint8, (4 * KIB,), block.handle)
+    array[:] = 3
+    with pytest.raises(BufferError, match="while NumPy arrays or memoryviews of it exist"):
+        block.close(stream)
+    assert np.array(block, dtype="f4", copy=True).sum() == 3 * 4 * KIB
+    work = sc.busy(stream, block)
+    del block
+    assert not touches(take(pool, stream, 4 * KIB), work), "a view lives"
+    del array
+    assert not touches(take(pool, stream, 4 * KIB), work), "its work is not done"
+    sc.open(work)
+    assert touches(take_until(pool, stream, 4 * KIB, work), work)
+    sc.assert_no_race()
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned", "managed"])
+@pytest.mark.parametrize(
+    "ask", [np.asarray, np.array, lambda block: block.__array__()], ids=["asarray", "array", "own"]
+)
+def test_numpy_is_refused_a_buffer_that_is_gone_and_makes_no_array_of_the_object(
+    sc: Scene, kind: str, ask: Any
+) -> None:
+    """``np.asarray`` took what gave it no view for an object, and said nothing."""
+    pool = sc.pool(kind)
+    stream = sc.stream(pool)
+    closed, freed = (pool.allocate(1000, stream=stream) for _ in range(2))
+    closed.close(stream)
+    with pytest.raises(BufferError, match="the buffer is closed"):
+        ask(closed)
+    pool.free_raw(freed.handle, stream=stream)
+    with pytest.raises(BufferError, match="freed by its address"):
+        ask(freed)

@@ -45,21 +45,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
+    on_gpu = options.device != "cpu"
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
     torch.manual_seed(0)
-    model = resnet18(1000).cuda()
+    model = resnet18(1000).to(options.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(options.batch, 3, 224, 224)
     labels = torch.randint(0, 1000, (options.batch,))
     times = []
     for _ in range(options.steps):
-        torch.cuda.synchronize()
+        wait()
         begin = time.perf_counter()
-        loss = nn.functional.cross_entropy(model(images.cuda()), labels.cuda())
+        loss = nn.functional.cross_entropy(model(images.to(options.device)), labels.to(options.device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        torch.cuda.synchronize()
+        wait()
         times.append(time.perf_counter() - begin)
     warm = times[options.steps // 3 :]
     print(
@@ -67,9 +70,10 @@ def main() -> None:
             {
                 "script": "resnet18",
                 "step_ms": 1e3 * statistics.median(warm),
-                "peak_reserved": torch.cuda.max_memory_reserved(),
-                "peak_allocated": torch.cuda.max_memory_allocated(),
+                "peak_reserved": torch.cuda.max_memory_reserved() if on_gpu else 0,
+                "peak_allocated": torch.cuda.max_memory_allocated() if on_gpu else 0,
                 "loss": round(loss.item(), 3),
+                "torch": torch.__version__,
             }
         )
     )

@@ -235,6 +235,15 @@ void copy(PyBuffer& self, nb::handle other, nb::handle stream, bool to_other) {
   wait_for_stream(*self.core, handle, verb);
 }
 
+// Why the host cannot be given a view of the bytes; null: it can.
+const char* why_no_view(const PyBuffer& b) {
+  if (b.closed) return "the buffer is closed";
+  if (!Core::live(b.block)) return "the buffer's block was freed by its address";
+  if (!host_accessible(b))
+    return "device memory cannot be viewed from the host; copy_to() a host array, or use kind='pinned'";
+  return nullptr;
+}
+
 // Python may make an object and never initialise it (`Buffer.__new__`): there is nothing in it.
 int get_buffer(PyObject* object, Py_buffer* view, int flags) noexcept {
   view->obj = nullptr;
@@ -243,14 +252,7 @@ int get_buffer(PyObject* object, Py_buffer* view, int flags) noexcept {
     return -1;
   }
   PyBuffer* self = nb::inst_ptr<PyBuffer>(object);
-  const char* problem = nullptr;
-  if (self->closed)
-    problem = "the buffer is closed";
-  else if (!Core::live(self->block))
-    problem = "the buffer's block was freed by its address";
-  else if (!host_accessible(*self))
-    problem = "device memory cannot be viewed from the host; copy_to() a host array, or use kind='pinned'";
-  if (problem != nullptr) {
+  if (const char* problem = why_no_view(*self)) {
     PyErr_SetString(PyExc_BufferError, problem);
     return -1;
   }
@@ -374,6 +376,18 @@ void bind_buffer(nb::module_& m) {
           },
           nb::arg("dtype").none() = "uint8",
           "A NumPy view of host-accessible memory; the block cannot be closed while it lives.")
+      .def(
+          "__array__",
+          [](nb::handle self, nb::handle dtype, nb::handle copy) {
+            // NumPy comes here where it got no view, and would make an array of the object itself.
+            if (const char* problem = why_no_view(convert(self, kSelf))) throw nb::buffer_error(problem);
+            const nb::module_ np = nb::module_::import_("numpy");
+            const nb::object view = np.attr("asarray")(nb::steal(PyMemoryView_FromObject(self.ptr())));
+            if (dtype.is_none() && copy.is_none()) return view;
+            return np.attr("array")(view, dtype, nb::arg("copy") = copy);
+          },
+          nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),
+          "What NumPy asks where the buffer gave it no view: an error that says why.")
       .def("facts",
            [](const PyBuffer& b) {
              const auto facts = b.core->facts(b.block);

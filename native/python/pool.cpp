@@ -10,6 +10,7 @@
 
 #include "arguments.hpp"
 #include "attach/torch.hpp"
+#include "capi_watch.hpp"
 #include "facts.hpp"
 #include "pool_objects.hpp"
 #include "support.hpp"
@@ -26,6 +27,7 @@ constexpr Whole<> kAlignment{"alignment", "a power of two", 1, kMaxAlignment};
 constexpr Whole<> kPointer{"ptr", "an address"};
 constexpr OptionalFlag kStreamOrdered{"stream_ordered"};
 constexpr OptionalText kTag{"tag"};
+constexpr OptionalText kMode{"mode"};
 constexpr Size kReserve{"size"};
 constexpr Size kKeepBytes{"keep_bytes"};
 constexpr Seconds kTimeout{"timeout"};
@@ -59,7 +61,7 @@ void tell_faults(PyPool& self) {
 }
 
 pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle stream, bool stream_ordered, bool raw,
-                        std::string_view tag) {
+                        std::string_view tag, bool owned = false) {
   tell_faults(self);
   Core& core = *self.core;
   pool::AllocRequest request;
@@ -68,6 +70,7 @@ pool::BlockRef allocate(PyPool& self, Bytes size, Bytes alignment, nb::handle st
   request.stream = stream_handle(stream, core, "allocate");
   request.stream_ordered = stream_ordered;
   request.raw = raw;
+  request.owned = owned;
   request.tag = tag;
   if (self.stack_depth + self.native_depth != 0) request.stack = capture_stack(self.stack_depth, self.native_depth);
   pool::BlockRef block;
@@ -138,10 +141,30 @@ PyPool make_pool(std::shared_ptr<driver::Driver> driver, Kind kind, std::string_
   return self;
 }
 
+nb::list take_c_pools() {
+  nb::list out;
+  for (capi::Watched& one : unlocked([] { return capi::take_pools(); })) {
+    PyPool pool;
+    pool.core = std::move(one.core);
+    pool.stack_depth = pool.core->options().stack_depth;
+    pool.native_depth = pool.core->options().native_depth;
+    for (const auto& [name, value] : one.options) pool.options[name.c_str()] = value;
+    pool.oom_callback = std::make_shared<OomCallback>();
+    out.append(nb::cast(std::move(pool)));
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_pool(nb::module_& m) {
   m.attr("_fault_hook") = nb::none();
+  m.def(
+      "watch_c_pools", [](Given<kMode> mode) { capi::watch_pools(std::string(mode->value_or(""))); },
+      parameter<kMode>(),
+      "Keep pools that are made through the C ABI until take_c_pools(); in `mode`, if one is given.");
+  m.def("forget_c_pools", [] { unlocked([] { capi::forget_pools(); }); });
+  m.def("take_c_pools", &take_c_pools, "Those that were made since the last call, also closed and destroyed ones.");
   nb::class_<PyPool>(m, "Pool", nb::dynamic_attr(), nb::is_weak_referenceable(),
                      "A stream-ordered memory pool. Use streampool.Pool.")
       .def(
@@ -186,6 +209,13 @@ void bind_pool(nb::module_& m) {
           },
           parameter<kSize>(), nb::kw_only(), nb::arg("stream").none() = nb::none(), parameter<kAlignment>() = 256,
           "As allocate, but gives the address; free it with free_raw.")
+      .def(
+          "allocate_owned",
+          [](PyPool& p, Given<kSize> size, nb::handle stream, Given<kAlignment> alignment) {
+            return allocate(p, *size, *alignment, stream, false, true, {}, true).address;
+          },
+          parameter<kSize>(), nb::kw_only(), nb::arg("stream").none() = nb::none(), parameter<kAlignment>() = 256,
+          "As allocate_raw, for an object of another library's that owns it and frees it when it goes.")
       .def("free_raw", &free_raw, parameter<kPointer>(), nb::kw_only(), nb::arg("stream").none() = nb::none(),
            "Free a block by address, on `stream`; None: on the block's own. Raises InvalidFreeError, StreamError.")
       .def("free_raw_sized", &free_raw_sized, parameter<kPointer>(), parameter<kSize>(), nb::kw_only(),

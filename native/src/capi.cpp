@@ -17,6 +17,7 @@
 
 #include "base/types.hpp"
 #include "capi_faults.hpp"
+#include "capi_watch.hpp"
 #include "debug/capture.hpp"
 #include "debug/fault.hpp"
 #include "driver/driver.hpp"
@@ -143,8 +144,8 @@ std::optional<streampool::Kind> kind_of(std::string_view word) {
 }
 
 // "name=value:name=value" as arguments, over the environment, over the mode's preset.
-bool read_options(std::string_view text, pool::Options* out, std::string* error) {
-  pool::OptionMap arguments, resolved;
+bool read_options(std::string_view text, pool::OptionMap* resolved, pool::Options* out, std::string* error) {
+  pool::OptionMap arguments;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(':'), text.size());
     const std::string_view item = text.substr(0, end);
@@ -157,9 +158,10 @@ bool read_options(std::string_view text, pool::Options* out, std::string* error)
     }
     arguments[std::string(item.substr(0, equals))] = std::string(item.substr(equals + 1));
   }
+  if (std::string mode = streampool::capi::watched_mode(); !mode.empty()) arguments["mode"] = std::move(mode);
   const char* const environment = std::getenv("STREAMPOOL_OPTIONS");
-  return pool::resolve_options(arguments, environment != nullptr ? environment : "", &resolved, error) &&
-         pool::to_options(resolved, out, error);
+  return pool::resolve_options(arguments, environment != nullptr ? environment : "", resolved, error) &&
+         pool::to_options(*resolved, out, error);
 }
 
 // Where Python runs the program, its frames; native ones where the pool was asked to keep some.
@@ -309,13 +311,15 @@ sp_status sp_pool_create(sp_device* device, const char* kind, const char* name, 
       return fail(SP_ERROR_INVALID_ARGUMENT,
                   "no kind of memory '" + std::string(kind) + "': there are device, pinned and managed");
     }
+    pool::OptionMap resolved;
     pool::Options settings;
     std::string error;
-    if (!read_options(options != nullptr ? options : "", &settings, &error))
+    if (!read_options(options != nullptr ? options : "", &resolved, &settings, &error))
       return fail(SP_ERROR_INVALID_ARGUMENT, std::move(error));
     pool::Failure failure;
     auto core = pool::Core::create(device->driver, *wanted, name != nullptr ? name : "default", settings, &failure);
     if (!core) return finish(failure.code, failure);
+    streampool::capi::note_pool(core, std::move(resolved));
     *out = new sp_pool;
     (*out)->core = std::move(core);
     return SP_OK;

@@ -79,6 +79,9 @@ STREAMPOOL_TEST("a free without a stream in a capture is done after it, and the 
   CHECK(scene.device->begin_capture(s));
   scene.give(*memory, address);
   CHECK_EQ(scene.core->stats().live_blocks, 1u);
+  CHECK(scene.core->live_blocks().empty());  // it is nobody's leak meanwhile
+  pool::Failure twice;
+  CHECK(memory->free(address, 0, &twice) == pool::Errc::double_free);
   std::shared_ptr<driver::sim::Graph> graph;
   CHECK(scene.device->end_capture(s, &graph));
   CHECK(graph != nullptr);
@@ -99,6 +102,7 @@ STREAMPOOL_TEST("a free that the driver refuses to order is done by a later call
   CHECK_EQ(scene.core->stats().live_blocks, 2u);
   scene.give(*memory, second);  // the first is tried again
   CHECK_EQ(scene.core->stats().live_blocks, 2u);
+  CHECK(scene.core->live_blocks().empty());
   const Address third = scene.take(*memory, 9000);
   CHECK_EQ(scene.core->stats().live_blocks, 1u);
   scene.give(*memory, third);
@@ -149,6 +153,9 @@ STREAMPOOL_TEST(
     CHECK(driver::sim::settle());
   }
   CHECK_EQ(scene.core->stats().live_blocks, std::uint64_t{1});
+  CHECK(scene.core->live_blocks().empty());  // nobody leaks it
+  CHECK(memory->free(block, 0, &failure) == pool::Errc::double_free);
+  scene.audit();
 }
 
 STREAMPOOL_TEST("the end of PyTorch's capture waits for those who ask whether a stream takes part") {

@@ -1,47 +1,16 @@
-"""What a call from Python costs: one table of calls, each a tight loop over an allocation of 4 KiB and its free.
-
-A call belongs to a process: calls that change what others measure (PyTorch's history, RMM's current resource) have one
-of their own. Only the worker makes the loops, so listing the table imports no library.
-"""
+"""What a call from Python costs: one table of calls, each a tight loop over an allocation of 4 KiB and its free."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CALLS", "Call", "Loop", "check", "loops_of"]
+from streampool._bench import libraries
+from streampool._bench.call import SIZE, Call, Loop, check, ordinal_of, settings_of
 
-SIZE = 4096
+__all__ = ["CALLS", "DEPTH", "FEATURES", "loops_of"]
+
 DEPTH = 10  # Python frames around a call in the kind debug
-
-Loop = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One row: `make(device, options)` gives the loop, in the process called `process`."""
-
-    name: str
-    label: str
-    kind: str
-    peer: str  # as --peers names it
-    process: str
-    module: str  # that must be importable
-    make: Callable[[str, str], Loop]
-    cuda: bool = True
-
-
-def check(result: tuple[Any, ...]) -> Any:
-    """Give what a call of cuda.bindings gave, or raise what went wrong."""
-    error, *values = result
-    if int(error) != 0:
-        raise RuntimeError(f"the driver says {error!r}")
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-def _ordinal(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
 
 
 def _deep(loop: Loop, depth: int = DEPTH) -> Loop:
@@ -62,8 +31,7 @@ def _pool(device: str, options: str, mode: str = "production") -> tuple[Any, Any
     import streampool as sp
 
     made = sp.Device(device)
-    settings = dict(item.partition("=")[::2] for item in options.split(":") if item)
-    pool: Any = sp.Pool(made, **{"mode": mode, **settings})
+    pool: Any = sp.Pool(made, **settings_of(options, mode))
     stream = made.create_stream()
     pool.register_stream(stream)
     return pool, stream, int(stream.handle)
@@ -131,7 +99,7 @@ def _nothing(device: str, options: str) -> Loop:
 def _torch(device: str) -> Any:
     import torch
 
-    torch.cuda.set_device(_ordinal(device))
+    torch.cuda.set_device(ordinal_of(device))
     torch.cuda.init()
     return torch
 
@@ -186,7 +154,7 @@ def _cupy_pool(name: str) -> Callable[[str, str], Loop]:
     def make(device: str, options: str) -> Loop:
         import cupy
 
-        cupy.cuda.Device(_ordinal(device)).use()
+        cupy.cuda.Device(ordinal_of(device)).use()
         malloc = getattr(cupy.cuda, name)().malloc
 
         def loop(n: int) -> None:
@@ -201,7 +169,7 @@ def _cupy_pool(name: str) -> Callable[[str, str], Loop]:
 def _cupy_empty(device: str, options: str) -> Loop:
     import cupy
 
-    cupy.cuda.Device(_ordinal(device)).use()
+    cupy.cuda.Device(ordinal_of(device)).use()
     empty = cupy.empty
 
     def loop(n: int) -> None:
@@ -253,7 +221,7 @@ def _rmm_buffer(tracking: bool) -> Callable[[str, str], Loop]:
 def _cuda_core(device: str, options: str) -> Loop:
     from cuda.core import Device
 
-    made = Device(_ordinal(device))
+    made = Device(ordinal_of(device))
     made.set_current()
     stream, resource = made.create_stream(), made.memory_resource
 
@@ -268,7 +236,7 @@ def _cuda_bindings(device: str, options: str) -> Loop:
     from cuda.bindings import driver
 
     check(driver.cuInit(0))
-    number = check(driver.cuDeviceGet(_ordinal(device)))
+    number = check(driver.cuDeviceGet(ordinal_of(device)))
     check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(number))))
     stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
     pool = check(driver.cuDeviceGetDefaultMemPool(number))
@@ -287,7 +255,7 @@ def _numba(device: str, options: str) -> Loop:
     import numpy as np
     from numba import cuda
 
-    cuda.select_device(_ordinal(device))
+    cuda.select_device(ordinal_of(device))
     array, kind = cuda.device_array, np.uint8
 
     def loop(n: int) -> None:
@@ -377,6 +345,17 @@ CALLS: tuple[Call, ...] = (
         )
         for feature, (label, _) in FEATURES.items()
     ),
+    *(
+        Call(
+            f"libraries-{name}", label, "libraries", "streampool", "libraries", "", make, False,
+            facts={"memory": "streampool"},
+        )
+        for name, label, make in (
+            ("raw", "streampool allocate_raw + free_raw", _streampool_raw),
+            ("buffer", "streampool allocate + drop of the Buffer", _streampool_buffer),
+        )
+    ),
+    *libraries.CALLS,
 )  # fmt: skip
 
 

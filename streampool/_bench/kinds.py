@@ -11,7 +11,8 @@ from pathlib import Path
 from sys import executable
 from typing import Any
 
-from streampool._bench.calls import CALLS, Call
+from streampool._bench.call import Call
+from streampool._bench.calls import CALLS
 from streampool._bench.peers import Found
 from streampool.traces import Trace
 
@@ -277,9 +278,9 @@ def _called(kind: str, settings: Settings) -> list[Task]:
         Task(
             [
                 executable, "-P", "-m", "streampool._bench.python_worker", f"calls:{call.process}",
-                "--device", settings.device, "--options", settings.options if call.peer == "streampool" else "",
+                "--device", settings.device, "--options", settings.options if call.has_options else "",
             ],
-            {}, call.peer, call.label, "Python", {"call": call.name}, ask(call.name),
+            {}, call.peer, call.label, "Python", {"call": call.name, **call.facts}, ask(call.name),
         )
         for call in CALLS
         if call.kind == kind and _is_here(call, settings)
@@ -288,6 +289,19 @@ def _called(kind: str, settings: Settings) -> list[Task]:
 
 def _python(found: Sequence[Found], settings: Settings) -> list[Group]:
     return [Group("4 KiB pair from Python", "ns a pair", _called("python", settings))]
+
+
+def _libraries(found: Sequence[Found], settings: Settings) -> list[Group]:
+    here = {one.peer.name for one in _of("libraries", found)}
+    tasks = [task for task in _called("libraries", settings) if task.peer in here | {"streampool"}]
+    return [Group("4 KiB pair through each library", "ns a pair", tasks)]
+
+
+def _own_pool(row: Row, rows: Sequence[Row]) -> Row | None:
+    """Give the same call on the library's own pool."""
+    how = row.parameters.get("how")
+    same = (r for r in rows if how is not None and r.parameters.get("how") == how)
+    return next((r for r in same if r.parameters["memory"] == "own"), None)
 
 
 def _debug(found: Sequence[Found], settings: Settings) -> list[Group]:
@@ -364,6 +378,14 @@ KINDS: dict[str, Kind] = {
             "An allocation of 4 KiB and its free by the calls that Python programs make. Ratios are of a pair of "
             "native methods with the same arguments that do nothing.",
             7, _python, _call("empty"),
+        ),
+        Kind(
+            "libraries", "what a pair costs through PyTorch, CuPy, Numba, RMM and cuda.core",
+            "An allocation of 4 KiB and its free by each library's own call, from the library's own pool and from "
+            "streampool after sp.install, with --option for its pools; and RMM's way of calling back into Python by "
+            "itself, over RMM's own pool. Ratios are of the library's own pool. streampool's own calls stand beside "
+            "them.",
+            7, _libraries, _own_pool,
         ),
         Kind(
             "debug", "what debug mode costs beside other allocators' tracking",

@@ -12,6 +12,7 @@ from pathlib import Path
 from streampool import _core, _paths
 from streampool._bench import builds
 from streampool._versions import installed
+from streampool.attach._table import LIBRARIES
 from streampool.errors import StreamPoolError
 
 __all__ = ["ALL_NAMES", "PEERS", "Found", "Peer", "find", "streampool_with"]
@@ -97,11 +98,18 @@ PEERS: tuple[Peer, ...] = (
         "cupy-async", "CuPy MemoryAsyncPool", "python", ("cupy-async",), _LOOPS | {"replay"}, module="cupy",
         packages=_CUPY,
     ),
+    *(
+        Peer(
+            name, f"through {row.title}", "python", (name,), frozenset({"libraries"}),
+            module=row.module.replace("numba.cuda", "numba"), packages=row.distributions,
+        )
+        for name, row in zip(("torch", "cupy", "numba", "rmm-pool", "cuda-core"), LIBRARIES, strict=True)
+    ),
 )  # fmt: skip
 
 # Measured in the kinds python and debug only: see `calls`.
-_CALLED = ("cuda-core", "cuda-bindings", "numba", "empty")
-ALL_NAMES = tuple(peer.name for peer in PEERS) + _CALLED
+_CALLED = ("cuda-bindings", "empty")
+ALL_NAMES = (*dict.fromkeys(peer.name for peer in PEERS), *_CALLED)
 
 
 def streampool_with(options: str, kinds: Iterable[str]) -> Peer:
@@ -206,7 +214,11 @@ def _find_worker(found: Found) -> None:
 
 def _find_python(found: Found, name: str) -> None:
     module = found.peer.module
-    if find_spec(module) is None:
+    try:
+        here = find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package above it
+        here = False
+    if not here:
         found.absent = f"the package {module} is not installed"
         return
     found.interface = "Python"

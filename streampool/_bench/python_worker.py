@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from streampool._bench import calls
+from streampool._bench.call import check
 
 __all__ = ["main"]
 
@@ -29,19 +30,19 @@ class _Cuda:
         from cuda.bindings import driver
 
         self._driver = driver
-        calls.check(driver.cuInit(0))
-        context = calls.check(driver.cuDevicePrimaryCtxRetain(calls.check(driver.cuDeviceGet(ordinal))))
-        calls.check(driver.cuCtxSetCurrent(context))
+        check(driver.cuInit(0))
+        context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(ordinal))))
+        check(driver.cuCtxSetCurrent(context))
         self._free_at_start = self._free()
 
     def _free(self) -> int:
-        return int(calls.check(self._driver.cuMemGetInfo())[0])
+        return int(check(self._driver.cuMemGetInfo())[0])
 
     def held(self) -> int:
         return self._free_at_start - self._free()
 
     def settle(self) -> None:
-        calls.check(self._driver.cuCtxSynchronize())
+        check(self._driver.cuCtxSynchronize())
 
 
 class _CuPy(_Cuda):

@@ -80,6 +80,14 @@ def _plain(rows: Sequence[_Row]) -> list[Table]:
     return made
 
 
+def _libraries(rows: Sequence[_Row]) -> list[Table]:
+    """Give one table, library by library: its own pool, and what stands in its place."""
+    table = Table(rows[0]["pattern"], ["", f"{_TIMES} its own pool", rows[0]["unit"], "p50", "p99"])
+    for row in rows:
+        table.rows.append([_label(row), _ratio(row), *map(number, (row["median"], row["p50"], row["p99"]))])
+    return [table]
+
+
 def _debug(rows: Sequence[_Row]) -> list[Table]:
     """Give the plain tables, and for the parts of debug mode what each adds, in the order of their making."""
     made = []
@@ -171,7 +179,14 @@ def _ordering(rows: Sequence[_Row]) -> list[Table]:
     return [table]
 
 
-_BY_KIND = {"debug": _debug, "threads": _threads, "freelist": _freelist, "replay": _replay, "ordering": _ordering}
+_BY_KIND = {
+    "libraries": _libraries,
+    "debug": _debug,
+    "threads": _threads,
+    "freelist": _freelist,
+    "replay": _replay,
+    "ordering": _ordering,
+}
 
 
 def markdown(table: Table) -> str:

@@ -61,7 +61,6 @@ class Pools:
     def _take(self, pool: Pool, ordinal: int, kind: str) -> Pool:
         findings = pool._findings
         if findings is not None and pool is not self.given:
-            findings.library = self.library
             findings.find_objects = self.find_objects
         self._made[ordinal, kind] = pool
         return pool

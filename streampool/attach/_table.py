@@ -49,6 +49,14 @@ LIBRARIES: tuple[Library, ...] = (
 )
 
 
+_NOT_SERVED = {
+    "numpy": "its arrays are not allocated from a pool; pool.allocate(size).numpy(dtype) is one that is",
+    "jax": "it takes no other allocator; jax.dlpack.from_dlpack(buffer) gives it memory of a pool",
+    "tensorflow": "it takes no other allocator; tf.experimental.dlpack.from_dlpack gives it memory of a pool",
+}
+"""Libraries that programs ask for, and what they do instead."""
+
+
 def find(name: str) -> Library:
     """Give the row of a library; ``ValueError`` names those there are."""
     if not isinstance(name, str):
@@ -56,6 +64,8 @@ def find(name: str) -> Library:
     for row in LIBRARIES:
         if name.lower() in (row.name, *row.aliases):
             return row
+    if name.lower() in _NOT_SERVED:
+        raise ValueError(f"{name} cannot be served: {_NOT_SERVED[name.lower()]}")
     names = [row.name for row in LIBRARIES]
     near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""

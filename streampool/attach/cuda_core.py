@@ -38,7 +38,7 @@ def _resource_class() -> Any:
 
         def allocate(self, size: int, *, stream: Any) -> Any:
             """Allocate `size` bytes on `stream`, where the buffer will be freed too."""
-            address = self.pool.allocate_raw(size, stream=_handle(stream))
+            address = self.pool.allocate_owned(size, stream=_handle(stream))
             return Buffer.from_handle(address, size, mr=self, stream=stream)
 
         def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:

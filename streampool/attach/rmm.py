@@ -16,6 +16,8 @@ from streampool.pool import Pool
 
 __all__ = ["make", "memory_resource"]
 
+_ALIGNMENT = 256  # bytes: RMM's
+
 _kept: list[Any] = []  # RMM's C++ copies hold borrowed pointers to the callables
 
 
@@ -27,11 +29,15 @@ def memory_resource(pool: Pool) -> Any:
 def _resource(pool_of: Any) -> Any:
     import rmm.mr
 
-    def allocate(nbytes: int, stream: Any) -> int:
-        address: int = pool_of().allocate_raw(nbytes, stream=_handle(stream))
+    # RMM to 26.10 calls with (bytes, stream) and (address, bytes, stream), later ones with the stream first and an
+    # alignment last.
+    def allocate(*given: Any) -> int:
+        nbytes, stream, alignment = (*given, _ALIGNMENT) if len(given) == 2 else (given[1], given[0], given[2])
+        address: int = pool_of().allocate_owned(nbytes, stream=_handle(stream), alignment=alignment)
         return address
 
-    def deallocate(ptr: int, nbytes: int, stream: Any) -> None:
+    def deallocate(*given: Any) -> None:
+        ptr, nbytes, stream = given if len(given) == 3 else (given[1], given[2], given[0])
         pool_of().free_raw_sized(ptr, nbytes, stream=_handle(stream))
 
     resource = rmm.mr.CallbackMemoryResource(allocate, deallocate)

@@ -40,3 +40,19 @@ def test_ordering_makes_the_calls_that_it_says(record_property: Callable[[str, o
     calls = {row["pattern"]: row["extra"]["calls"] for row in measured(record_property, "ordering")["rows"]}
     assert calls["4 KiB pair, lasting stream"] == {}
     assert calls["4 KiB pair, raw handle"]["stream_lookups"] == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.timeout(240)  # frameworks are imported in a dozen processes
+def test_a_pair_through_each_library_that_is_here_is_measured_on_both_pools(
+    record_property: Callable[[str, object], None],
+) -> None:
+    result = measured(record_property, "libraries")
+    assert result["failures"] == []
+    here = {peer["name"] for peer in result["peers"] if not peer["absent"]}
+    assert here >= {"cuda-core"}, "streampool depends on it"
+    rows = {(row["parameters"].get("how"), row["parameters"]["memory"]): row for row in result["rows"]}
+    assert {row["peer"] for row in rows.values()} == here | {"streampool"}
+    for (how, memory), row in rows.items():
+        if how is not None:
+            assert row["baseline"] == rows[how, "own"]["label"], memory
+            assert row["ratio"] == pytest.approx(row["median"] / rows[how, "own"]["median"])

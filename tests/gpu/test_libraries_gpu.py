@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attach_scene import Ended, python, watched
+from attach_scene import NATIVE_POOL, Ended, lines_of, python, watched
 
 import streampool as sp
 from gpu.gpu_scene import GpuScene
@@ -211,6 +211,24 @@ def test_what_grows_in_a_training_loop_is_a_leak_at_its_line(tmp_path: Path) -> 
     assert leak["held_by"][0] == "module __main__: losses"
 
 
+def test_tensors_that_live_to_the_end_in_the_programs_own_pool_are_no_leak(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ended = run(
+        tmp_path,
+        """
+        import streampool as sp
+        pool = sp.Pool("cuda:0", mode="debug")
+        sp.install("torch", pool=pool)
+        import torch
+        kept = torch.ones(1000, device="cuda")
+        print(kept.sum().item())
+        """,
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == "1000.0\n"
+    assert {leak["class"] for leak in ended.report["leaks"]} == {"held"}
+
+
 # -- CuPy and mixtures ------------------------------------------------------------------------------------------------
 
 OVERRUN = """
@@ -306,6 +324,146 @@ def test_a_borrowers_stream_waits_for_what_is_queued_on_the_blocks(gpu: GpuScene
     assert block.__dlpack_device__() == (2, 0)
     assert gpu.pool("pinned").allocate(10, stream=ours).__dlpack_device__() == (3, 0)
     assert gpu.pool("managed").allocate(10, stream=ours).__dlpack_device__() == (13, 0)
+
+
+CAPTURE = """
+import contextlib
+import gc
+import cupy
+import streampool as sp
+sp.install("cupy", mode="{mode}")
+stream, beside = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+size = 1 << 16
+with stream:
+    x, y = cupy.ones(size, dtype="f4"), cupy.zeros(size, dtype="f4")
+(pool,) = (one for one in sp.installed()[0].pools if one.kind == "device")
+declared = pool.capturing(stream) if {declared} else contextlib.nullcontext()
+def work():
+    a = x * 2
+    b = a + 1
+    del a
+    c = b * b
+    cupy.sqrt(c, out=y)
+with stream:
+    work()  # kernels are compiled
+    stream.synchronize()
+    with declared:
+        stream.begin_capture()
+        work()
+        graph = stream.end_capture()
+live = pool.stats().live_blocks
+for value in (1.0, 5.0, 10.0):
+    with stream:
+        x.fill(value)
+        graph.launch(stream)
+    with beside:
+        noise = [cupy.full(size, -7, dtype="f4") for _ in range(20)]  # must not get the graph's memory
+    with stream:
+        graph.launch(stream)
+    stream.synchronize()
+    beside.synchronize()
+    with beside:
+        print(float(y.min()), float(y.max()), all(float(n.max()) == -7 for n in noise))
+stats = pool.stats()
+print(live, stats.pending + stats.quarantined > 0)
+del graph, noise
+gc.collect()
+stream.synchronize()
+with stream:
+    x.fill(0)  # all is as before
+    print(float((x + 3).sum()) / size)
+stream.synchronize()
+pool.check()
+print(pool.audit() == "", len(pool.faults()))
+"""
+
+
+@pytest.mark.parametrize("mode", ["production", "debug"])
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
+def test_a_graph_that_cupy_captured_replays_right_beside_other_allocations(mode: str, declared: bool) -> None:
+    pytest.importorskip("cupy")
+    lines = out(CAPTURE.format(mode=mode, declared=declared))
+    assert lines == ["3.0 3.0 True", "11.0 11.0 True", "21.0 21.0 True", "2 True", "3.0", "True 0"]
+
+
+def test_memory_of_a_capture_of_cupys_that_outlives_it_is_still_the_graphs_after_its_free() -> None:
+    """What is allocated inside and freed after the capture is written by each launch."""
+    pytest.importorskip("cupy")
+    lines = out(
+        """
+import cupy
+import streampool as sp
+sp.install("cupy")
+stream = cupy.cuda.Stream(non_blocking=True)
+with stream:
+    x = cupy.ones(1 << 16, dtype="f4")
+    x * 2
+    stream.synchronize()
+    stream.begin_capture()
+    y = x * 2
+    graph = stream.end_capture()
+    graph.launch(stream)
+    stream.synchronize()
+    address = y.data.ptr
+    print(float(y.sum()) / y.size)
+    del y
+    others = [cupy.full(1 << 16, 7, dtype="f4") for _ in range(8)]
+    print(all(o.data.ptr != address for o in others))
+    graph.launch(stream)
+    stream.synchronize()
+    print(all(float(o.min()) == 7 for o in others))
+"""
+    )
+    assert lines == ["2.0", "True", "True"]
+
+
+def test_numpy_is_refused_device_memory_with_the_reason_and_sees_what_the_host_may_touch(gpu: GpuScene) -> None:
+    import numpy as np
+
+    stream = gpu.stream()
+    block = gpu.pool().allocate(1000, stream=stream)
+    with pytest.raises(BufferError, match="device memory cannot be viewed from the host"):
+        np.asarray(block)
+    for kind in ("pinned", "managed"):
+        block = gpu.pool(kind).allocate(1000, stream=stream)
+        gpu.write_pattern(stream, block, 3)
+        stream.sync()
+        array = np.asarray(block)
+        assert array.ctypes.data == block.handle
+        assert array.tobytes() == pattern(1000, 3)
+
+
+def test_a_double_free_through_the_c_abi_is_found_with_its_lines(tmp_path: Path) -> None:
+    source = NATIVE_POOL.format(device="cuda:0", mode="production", end="assert lib.sp_pool_destroy(pool) == 0")
+    ended = run(tmp_path, source, "--mode", "debug")
+    assert ended.code == 1, ended.err
+    (fault,) = ended.report["faults"]
+    assert fault["kind"] == "double_free"
+    assert "allocate(1000, p)  # the block" in lines_of(fault["block"]["allocated_at"], source)
+    assert "print(lib.sp_free(pool, p, stream))  # the second" in lines_of(fault["at"], source)
+    (leak,) = ended.report["leaks"]
+    assert "allocate(2000, q)  # the leak" in lines_of(leak["allocated_at"], source)
+
+
+def test_a_double_free_by_native_code_of_a_tensors_memory_is_found_with_its_lines(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    source = """
+        import ctypes
+        import torch
+        import streampool as sp
+        free = ctypes.CDLL(str(sp.library_path())).sp_torch_free
+        free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        t = torch.empty(1000, device="cuda")  # the block
+        free(t.data_ptr(), 4000, 0, None)  # native code's
+        del t  # PyTorch's
+    """
+    ended = run(tmp_path, source, "--mode", "debug")
+    assert ended.code == 1, ended.err
+    (fault,) = ended.report["faults"]
+    assert fault["kind"] == "double_free"
+    assert lines_of(fault["block"]["allocated_at"], source) == {'t = torch.empty(1000, device="cuda")  # the block'}
+    assert lines_of(fault["block"]["freed_at"], source) == {"free(t.data_ptr(), 4000, 0, None)  # native code's"}
+    assert lines_of(fault["at"], source) == {"del t  # PyTorch's"}
 
 
 # -- Numba, RMM, cuda.core --------------------------------------------------------------------------------------------

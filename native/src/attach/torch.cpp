@@ -229,7 +229,7 @@ debug::StackId stack_of(const Core& core) {
   pool::AllocRequest request;
   request.size = size;
   request.stream = stream;
-  request.raw = true;
+  request.raw = request.owned = true;
   if (core.options().stack_depth + core.options().native_depth != 0) request.stack = stack_of(core);
   if (core.sample_is_due(size)) {
     request.sample = pool::AllocRequest::Sample::yes;
@@ -331,7 +331,8 @@ void* sp_torch_alloc(size_t size, int device, sp_stream stream) {
   torch_memory::Place& place = torch_memory::place_for(device);
   if (!place.captures.any()) [[likely]] {
     streampool::pool::BlockRef block;
-    const auto fast = place.core->fast_allocate(size, handle_of(stream), streampool::pool::kRawBlock, 0, &block);
+    const auto fast = place.core->fast_allocate(size, handle_of(stream),
+                                                streampool::pool::kRawBlock | streampool::pool::kOwned, 0, &block);
     if (fast != streampool::pool::Core::Fast::no) [[likely]] {
       if (fast == streampool::pool::Core::Fast::raise) place.core->finish();
       return reinterpret_cast<void*>(block.address);

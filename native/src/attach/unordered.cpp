@@ -47,7 +47,7 @@ Errc Unordered::allocate(Bytes size, debug::StackId stack, Address* out, Failure
   request.size = size;
   request.stream = stream_;
   request.settled = true;
-  request.raw = true;
+  request.raw = request.owned = true;
   request.stack = stack;
   pool::BlockRef block;
   const Errc errc = core_->allocate(request, &block, failure);
@@ -62,17 +62,21 @@ Errc Unordered::allocate(Bytes size, debug::StackId stack, Address* out, Failure
 
 Errc Unordered::free(Address address, debug::StackId stack, Failure* failure) {
   catch_up();
+  bool of_capture = false;
   {
     std::lock_guard lock(mutex_);
-    if (of_captures_.contains(address)) return Errc::ok;
+    of_capture = of_captures_.erase(address) != 0;
   }
-  if (!core_->capture_known()) {
+  if (!of_capture && !core_->capture_known()) {
     const Errc errc = free_now(address, stack, failure);
     if (!is_undone(errc)) return errc;
     *failure = Failure();
   }
+  pool::BlockRef block;
+  const Errc errc = core_->retire(address, &block, failure);
+  if (errc != Errc::ok || of_capture) return errc;
   std::lock_guard lock(mutex_);
-  later_.push_back({address, stack});
+  later_.push_back({block, stack});
   waiting_.store(later_.size(), std::memory_order_release);
   return Errc::ok;
 }
@@ -96,8 +100,13 @@ void Unordered::catch_up() {
     waiting_.store(0, std::memory_order_release);
   }
   auto one = later.cbegin();
-  for (Failure failure; one != later.cend(); ++one, failure = Failure())
-    if (is_undone(free_now(one->address, one->stack, &failure))) break;  // nor would the others be done
+  for (Failure failure; one != later.cend(); ++one, failure = Failure()) {
+    pool::Core::revive(one->block);
+    if (!is_undone(free_now(one->block.address, one->stack, &failure))) continue;
+    pool::BlockRef again;
+    core_->retire(one->block.address, &again, &failure);
+    break;  // nor would the others be done
+  }
   if (one == later.cend()) return;
   std::lock_guard lock(mutex_);
   later_.insert(later_.begin(), one, later.cend());

@@ -22,9 +22,9 @@ class Unordered {
   Unordered& operator=(const Unordered&) = delete;
 
   pool::Errc allocate(Bytes size, debug::StackId stack, Address* out, pool::Failure* failure);
-  // What was allocated while a capture is known is never freed: a graph may use it for as long as it lives.
+  // What was allocated while a capture is known is only retired: a graph may use it for as long as it lives.
   // A free while a capture is known is kept for later, since what it has to ask the driver would end the capture; so is
-  // one that the driver refuses to order. It is done by the next call that can.
+  // one that the driver refuses to order. It is done by the next call that can; the block is retired until then.
   pool::Errc free(Address address, debug::StackId stack, pool::Failure* failure);
   pool::Core& core() { return *core_; }
 
@@ -35,7 +35,7 @@ class Unordered {
   void catch_up();
 
   struct Later {
-    Address address;
+    pool::BlockRef block;
     debug::StackId stack;
   };
   const std::shared_ptr<pool::Core> core_;

@@ -15,8 +15,12 @@ bool is_plain(const AllocRequest& request) {
          !request.settled;
 }
 
+std::uint32_t owner_of(const AllocRequest& request) {
+  return (request.raw ? kRawBlock : 0u) | (request.owned ? kOwned : 0u);
+}
+
 std::uint32_t flags_of(const AllocRequest& request) {
-  return (request.raw ? kRawBlock : 0u) | (request.sample == AllocRequest::Sample::yes ? kSampled : 0u);
+  return owner_of(request) | (request.sample == AllocRequest::Sample::yes ? kSampled : 0u);
 }
 
 std::uint64_t origin_of(const AllocRequest& request) {
@@ -298,7 +302,7 @@ bool Core::sample_is_due(Bytes size) {
 
 bool Core::try_allocate(const AllocRequest& request, BlockRef* out) {
   return is_plain(request) &&
-         finished(fast_allocate(request.size, request.stream, request.raw ? kRawBlock : 0u, request.stack, out));
+         finished(fast_allocate(request.size, request.stream, owner_of(request), request.stack, out));
 }
 
 // What every block needs written down; nobody else has the record: its state is `freed` or `fresh`.

@@ -53,6 +53,7 @@ struct AllocRequest {
   driver::StreamHandle stream = driver::kLegacyStream;
   bool stream_ordered = false;
   bool raw = false;      // nobody's object owns it
+  bool owned = false;    // raw, but an object of another library's owns it
   bool settled = false;  // only memory that no queued work touches any more: for use on any stream at once
   debug::StackId stack = 0;
   // Whether this allocation keeps its stack for many: what sample_is_due() said, if it was asked.
@@ -168,6 +169,11 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   bool try_free(Address address, const FreeRequest& request);
   // Implicit release: no lock that waits, no driver call, no allocation; any thread, any time. Twice is harmless.
   void release(const BlockRef& block) noexcept;
+
+  // The caller is done with the block, but it cannot be freed: nobody gets its memory, another free is a double free,
+  // and no report calls it a leak. `revive` takes that back, for a free.
+  Errc retire(Address address, BlockRef* out, Failure* failure);
+  static void revive(const BlockRef& block) { block.record->move(block.generation, Magic::released, Magic::live); }
 
   // `address` may lie anywhere inside a block (R1, section 3). Null with size 0 is a no-op.
   Errc record_stream(Address address, driver::StreamHandle stream, Failure* failure);
@@ -562,7 +568,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void count_path(Path path) { paths_[static_cast<std::size_t>(path)].fetch_add(1, std::memory_order_relaxed); }
   void claim_pages(Address begin, Bytes bytes, void* pointer, placement::PageMap::Tag tag);
   void mark_streams(double deadline);
-  void for_each_live(const std::function<void(BlockRecord&)>& function);
+  // `retired`: and those that nobody leaks, though their memory is in use.
+  void for_each_live(const std::function<void(BlockRecord&)>& function, bool retired = false);
 
   // debug::Host
   bool work_done(void* cookie) override;

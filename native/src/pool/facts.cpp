@@ -48,7 +48,7 @@ debug::BlockFacts Core::facts_under_lock(const BlockRecord& record, Address addr
   const Heap* home = record.home.load(std::memory_order_relaxed);
   f.stream = home != nullptr ? home->stream.id.load(std::memory_order_relaxed) : 0;
   f.allocated_at = record.stack();
-  f.raw = (record.flags() & kRawBlock) != 0;
+  f.raw = (record.flags() & (kRawBlock | kOwned)) == kRawBlock;
   f.exported = (record.flags() & kExported) != 0;
   if (PageMap::Entry{record.container}.tag() == PageMap::Tag::large)
     f.pages = LargeBlock::of(record)->side.load(std::memory_order_relaxed);
@@ -67,7 +67,10 @@ debug::BlockFacts Core::facts_under_lock(const BlockRecord& record, Address addr
 }
 
 // Blocks as they are now; those that come or go meanwhile may be missing or seen.
-void Core::for_each_live(const std::function<void(BlockRecord&)>& function) {
+void Core::for_each_live(const std::function<void(BlockRecord&)>& function, bool retired) {
+  const auto counts = [&](const BlockRecord& record) {
+    return record.is(Magic::live) || (retired && record.is(Magic::released));
+  };
   std::vector<Slab*> slabs;
   std::vector<LargeBlock*> large;
   {
@@ -78,9 +81,9 @@ void Core::for_each_live(const std::function<void(BlockRecord&)>& function) {
   }
   for (Slab* slab : slabs)
     for (unsigned i = 0; i < slab->stack.slots; ++i)
-      if (slab->records[i].is(Magic::live)) function(slab->records[i]);
+      if (counts(slab->records[i])) function(slab->records[i]);
   for (LargeBlock* block : large)
-    if (block->record.is(Magic::live)) function(block->record);
+    if (counts(block->record)) function(block->record);
 }
 
 std::vector<debug::BlockFacts> Core::live_blocks() {

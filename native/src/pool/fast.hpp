@@ -42,7 +42,8 @@ inline std::uint32_t Core::write_record(BlockRecord& record, std::uint64_t word,
 
 // A raw block that lies where it seems to and holds on to nothing.
 inline bool of_raw_block(const BlockRecord& record) {
-  return (record.layout() & ~(kSampled << BlockRecord::kFrontBits)) == kRawBlock << BlockRecord::kFrontBits;
+  constexpr std::uint32_t kIdle = (kSampled | kOwned) << BlockRecord::kFrontBits;  // say nothing of where it lies
+  return (record.layout() & ~kIdle) == kRawBlock << BlockRecord::kFrontBits;
 }
 
 // -- under the heap's lock
@@ -182,7 +183,7 @@ inline bool of_raw_block(const BlockRecord& record) {
   BlockRecord& record = *ref.record;
   const std::uint64_t word = record.word.load(std::memory_order_acquire);
   if (word != BlockRecord::pack(ref.generation, Magic::live) ||
-      (record.layout() & ~((kRawBlock | kSampled) << BlockRecord::kFrontBits)) != 0) [[unlikely]]
+      (record.layout() & ~((kRawBlock | kSampled | kOwned) << BlockRecord::kFrontBits)) != 0) [[unlikely]]
     return false;
   const placement::PageMap::Entry container{record.container};
   if (container.tag() == placement::PageMap::Tag::large)

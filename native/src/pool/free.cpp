@@ -408,6 +408,13 @@ void Core::release(const BlockRef& block) noexcept {
   door_.epoch.fetch_or(kShut, std::memory_order_acq_rel);
 }
 
+Errc Core::retire(Address address, BlockRef* out, Failure* failure) {
+  const Errc errc = locate(address, out, failure, 0, true);
+  if (errc != Errc::ok || out->record == nullptr) return errc;
+  if (move_record(*out->record, out->generation, Magic::live, Magic::released)) return Errc::ok;
+  return not_live(*out, out->record->word.load(std::memory_order_acquire), failure, 0, true);
+}
+
 // Frees what was released without a stream: it marks the block's own streams and makes no driver call.
 void Core::drain(bool may_let_go) {
   // Opened first: what is released from here on shuts the door again.

@@ -67,6 +67,7 @@ struct BlockExtra {
 
 // BlockRecord::flags
 inline constexpr std::uint32_t kRawBlock = 1;   // nobody's object owns it
+inline constexpr std::uint32_t kOwned = 32;     // raw, but an object of another library's owns it
 inline constexpr std::uint32_t kSampled = 8;    // keeps its call stack for many that do not
 inline constexpr std::uint32_t kAway = 2;       // a slot that lives on another stream than its slab's
 inline constexpr std::uint32_t kExported = 16;  // somebody outside holds it, and is to give it back

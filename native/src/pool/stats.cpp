@@ -78,11 +78,12 @@ std::string Core::audit() {
   const Stats s = stats();
   Bytes orphaned = 0, mapped = 0, free = 0, taken = 0, in_use = 0, gross = 0;
   std::uint64_t live = 0;
-  for_each_live([&](BlockRecord& record) {
+  const auto count = [&](BlockRecord& record) {
     in_use += record.size;
     gross += gross_of(record);
     ++live;
-  });
+  };
+  for_each_live(count, true);
   {
     std::lock_guard lock(extent_lock_);
     const std::string broken = extents_.validate();

@@ -19,5 +19,5 @@ class ndarray:
         self.data = cuda.memory.alloc(size)
 
 
-def empty(size):
+def empty(size, dtype=None):
     return ndarray(size)

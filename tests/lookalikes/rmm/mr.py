@@ -14,6 +14,11 @@ class CudaMemoryResource:
         pass
 
 
+class PoolMemoryResource(CudaMemoryResource):
+    def __init__(self, upstream, initial_pool_size=None):
+        pass
+
+
 _resources = {}
 
 

@@ -70,5 +70,13 @@ def _cuda_emptyCache():
     _allocator.empty_cache()
 
 
+def _cuda_cudaCachingAllocator_raw_alloc(size, stream):
+    return _allocator.alloc(size, 0, stream)
+
+
+def _cuda_cudaCachingAllocator_raw_delete(ptr):
+    _allocator.free(ptr, 4096, 0, 0)
+
+
 def _set_cudnn_benchmark(on):
     pass

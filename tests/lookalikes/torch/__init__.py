@@ -26,5 +26,9 @@ class Tensor:
             _C._allocator.free(self.ptr, self.size, 0, self.stream)
 
 
-def empty(size, stream=0, device=None):
+uint8 = "uint8"
+device = str
+
+
+def empty(size, stream=0, device=None, dtype=None):
     return Tensor(size, stream)

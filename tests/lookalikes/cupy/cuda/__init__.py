@@ -6,10 +6,25 @@ import types
 import streampool as sp
 
 from . import memory, memory_hook
-from .memory import MemoryPointer, PinnedMemoryPointer, UnownedMemory, set_allocator, set_pinned_memory_allocator
+from .memory import (
+    MemoryPointer,
+    PinnedMemoryPointer,
+    UnownedMemory,
+    alloc,
+    set_allocator,
+    set_pinned_memory_allocator,
+)
 
 runtime = types.SimpleNamespace(getDevice=lambda: 0)
 _current = threading.local()
+
+
+class Device:
+    def __init__(self, ordinal=0):
+        pass
+
+    def use(self):
+        pass
 
 
 class Stream:

@@ -44,6 +44,18 @@ class MemoryPointer:
         self.free()
 
 
+class _OwnManager(HostOnlyCUDAMemoryManager):
+    """The library's own memory."""
+
+    interface_version = 1
+
+    def initialize(self):
+        pass
+
+    def memalloc(self, size):
+        return MemoryPointer(self.context, 0xDEAD0000, size)
+
+
 _manager = None
 _context = None
 
@@ -65,14 +77,18 @@ def current_context():
             import importlib
 
             name = os.environ.get("NUMBA_CUDA_MEMORY_MANAGER", "")
-            set_memory_manager(importlib.import_module(name)._numba_memory_manager)
+            set_memory_manager(importlib.import_module(name)._numba_memory_manager if name else _OwnManager)
         _context = _Context()
         _context.memory_manager = _manager(context=_context)
         _context.memory_manager.initialize()
     return _context
 
 
-def device_array(size):
+def select_device(ordinal):
+    pass
+
+
+def device_array(size, dtype=None):
     return current_context().memory_manager.memalloc(size)
 
 

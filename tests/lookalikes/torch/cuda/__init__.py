@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+import types
+
 import streampool as sp
 
 from torch import _C
 
 from . import memory
+
+
+def set_device(device):
+    pass
+
+
+def current_stream():
+    return types.SimpleNamespace(cuda_stream=0)
 
 
 def is_initialized():
