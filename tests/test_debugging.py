@@ -148,6 +148,29 @@ def test_quarantine_is_bounded_by_count_and_by_age(device: sp.sim.Device) -> Non
         assert free_one() == 1  # the others were there for longer
 
 
+@pytest.mark.parametrize("size", [4096, 1 << 20, 30 << 20])
+@pytest.mark.parametrize("named", [True, False])
+def test_blocks_dropped_on_the_default_stream_leave_the_quarantine(
+    device: sp.sim.Device, named: bool, size: int
+) -> None:
+    """A tester's program: buffers that went out of scope stayed quarantined for good, gigabytes of them."""
+    cap = 16 << 20
+    with sp.Pool(device, mode="debug", quarantine_bytes=cap) as pool:
+        most = 0
+        for i in range(1000 if size < 30 << 20 else 60):
+            block = pool.allocate(size)
+            if named:
+                block.close(device.default_stream)
+            else:
+                block.close()
+            del block
+            if i % 50 == 49:
+                device.sync()
+                most = max(most, pool.stats().quarantined)
+        # Fences come by 64 frees or 32 MiB, and batches of checks as well.
+        assert most <= cap + 2 * 64 * min(size, 1 << 20) + 8 * max(size, 1 << 20) + (64 << 20)
+
+
 def test_quarantine_is_given_up_before_an_out_of_memory_error(device: sp.sim.Device) -> None:
     stream = device.create_stream()
     with sp.Pool(device, mode="debug", limit="32MiB", quarantine_bytes="64MiB") as pool:

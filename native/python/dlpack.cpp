@@ -22,12 +22,12 @@ constexpr Whole<std::int64_t> kConsumerStream{"stream", "a stream's handle, None
 // What a borrower holds: its share of the lease, and the arrays that its tensor points to.
 struct Loan {
   explicit Loan(std::shared_ptr<Lease> of) : lease(std::move(of)) {
+    const std::lock_guard lock(lease->counting);
     if (lease->borrowers.fetch_add(1) == 0) pool::Core::set_exported(lease->block, true);
   }
   ~Loan() {
-    if (lease->borrowers.fetch_sub(1) != 1) return;
-    pool::Core::set_exported(lease->block, false);
-    if (lease->borrowers.load() != 0) pool::Core::set_exported(lease->block, true);  // lent again meanwhile
+    const std::lock_guard lock(lease->counting);
+    if (lease->borrowers.fetch_sub(1) == 1) pool::Core::set_exported(lease->block, false);
   }
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,7 @@ struct PyPool {
 struct Lease {
   std::shared_ptr<pool::Core> core;
   pool::BlockRef block;
+  std::mutex counting;  // of borrowers, with what the block's record says of them
   std::atomic<int> borrowers{0};
   std::atomic<bool> orphan{false};  // the Buffer is gone, and left the block to its borrowers
   ~Lease();                         // dlpack.cpp

@@ -118,11 +118,13 @@ STREAMPOOL_TEST("a graph's block that is freed without a stream is pending until
     graph.reset();
     CHECK(scene.core->free(block, FreeRequest{}, &failure) == Errc::ok);
     CHECK(sim::settle());
-    scene.core->trim(0);
     CHECK(scene.core->stats().pending >= size);
-    CHECK(scene.try_alloc(128 * kMiB, stream, &failure) == Errc::out_of_memory);
-    CHECK_EQ(scene.core->stats().pending, Bytes{0});
+    // Who needs memory, or gives it back, makes the event.
+    if (size > kMiB) CHECK(scene.try_alloc(128 * kMiB, stream, &failure) == Errc::out_of_memory);
     scene.core->trim(0);
+    CHECK(sim::settle());
+    scene.core->trim(0);
+    CHECK_EQ(scene.core->stats().pending, Bytes{0});
     CHECK_EQ(scene.core->stats().reserved, Bytes{0});
   }
 }
@@ -137,13 +139,13 @@ STREAMPOOL_TEST("while a capture is declared nobody but its owner's calls touche
   const StreamHandle a = scene.lasting(), b = scene.lasting();
   const BlockRef block = scene.alloc(3 * kMiB, a);
   use(scene, a, block, 3 * kMiB);
-  scene.free(block, a);
   CHECK(sim::settle());
   const auto touches = [&] {
     return scene.calls(Call::event_record) + scene.calls(Call::stream_query) + scene.calls(Call::stream_wait_event);
   };
   scene.core->begin_capture();
   const std::uint64_t before = touches();
+  scene.free(block, a);
   CHECK(scene.try_alloc(3 * kMiB, b, &failure) == Errc::out_of_memory);
   CHECK(failure.text.find("reason: capture") != std::string::npos);
   CHECK_EQ(touches(), before);
@@ -159,4 +161,32 @@ STREAMPOOL_TEST("while a capture is declared nobody but its owner's calls touche
   CHECK(sim::settle());
   scene.free(scene.alloc(3 * kMiB, b), b);
   CHECK(scene.core->end_capture(a, &failure) == Errc::ok);
+}
+
+// Reported by a tester: a warm-up on the stream, then its capture, and no memory although none was in use.
+STREAMPOOL_TEST("what was freed before a capture is declared serves the capture once it is done") {
+  pool::Options options = steady();
+  options.limit = 40 * kMiB;
+  options.wait_timeout = 0;
+  PoolScene scene(options);
+  Failure failure;
+  const StreamHandle stream = scene.lasting();
+  for (int round = 0; round < 3; ++round) {
+    const BlockRef warm = scene.alloc(30 * kMiB, stream);
+    use(scene, stream, warm, 30 * kMiB);
+    scene.free(warm, stream);
+    CHECK(scene.device->stream_synchronize(stream));
+    scene.core->begin_capture();
+    CHECK(scene.device->begin_capture(stream));
+    const BlockRef block = scene.alloc(30 * kMiB, stream);
+    use(scene, stream, block, 30 * kMiB);
+    std::shared_ptr<sim::Graph> graph;
+    CHECK(scene.device->end_capture(stream, &graph));
+    CHECK(scene.core->end_capture(stream, &failure) == Errc::ok);
+    CHECK(scene.device->launch_graph(graph, stream));
+    CHECK(scene.device->stream_synchronize(stream));
+    graph.reset();
+    scene.free(block, stream);
+    CHECK(scene.device->stream_synchronize(stream));
+  }
 }

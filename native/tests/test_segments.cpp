@@ -688,3 +688,16 @@ STREAMPOOL_TEST("memory that others trim away before its thread finds it is aske
   for (std::thread& thread : threads) thread.join();
   CHECK_EQ(refused.load(), 0);
 }
+
+// Reported by a reviewer: each growth said yes while none of them was done, and the pool grew to a hundred times the
+// need.
+STREAMPOOL_TEST("a piece of the driver's pool that is not done is no reason for another one after another") {
+  PoolScene scene(from(SegmentSource::driver));
+  const StreamHandle s = scene.lasting();
+  scene.alloc(2 * kMiB, s);
+  const std::uint64_t before = scene.calls(Call::pool_alloc);
+  scene.device->fail_call(Call::event_record, 1, 1'000'000, Code::failed);
+  pool::Failure failure;
+  scene.try_alloc(3 * kMiB, s, &failure);
+  CHECK(scene.calls(Call::pool_alloc) <= before + 2);
+}

@@ -296,6 +296,13 @@ STREAMPOOL_TEST("a stream is made to wait for another one where neither captures
   CHECK(captured);
   CHECK(!capturing(scene, waiter));
   CHECK(end(scene, s));
+  // Nor is the other one's capture touched that begins meanwhile.
+  for (const Call moment : {Call::event_create, Call::event_record}) {
+    scene.device->before_call(moment, [&] { CHECK(scene.device->begin_capture(waiter)); });
+    record_uncaptured(*scene.device, s, waiter, &event, &captured);
+    CHECK(captured);
+    CHECK(end(scene, waiter));
+  }
   CHECK_EQ(scene.device->live_events(), std::uint64_t{0});
 }
 

@@ -68,12 +68,12 @@ Errc Unordered::free(Address address, debug::StackId stack, Failure* failure) {
     of_capture = of_captures_.erase(address) != 0;
   }
   if (!of_capture && !core_->capture_known()) {
-    const Errc errc = free_now(address, stack, failure);
+    const Errc errc = free_now(address, nullptr, stack, failure);
     if (!is_undone(errc)) return errc;
     *failure = Failure();
   }
   pool::BlockRef block;
-  const Errc errc = core_->retire(address, &block, failure);
+  const Errc errc = core_->retire(address, stack, &block, failure);
   if (errc != Errc::ok || of_capture) return errc;
   std::lock_guard lock(mutex_);
   later_.push_back({block, stack});
@@ -81,14 +81,14 @@ Errc Unordered::free(Address address, debug::StackId stack, Failure* failure) {
   return Errc::ok;
 }
 
-Errc Unordered::free_now(Address address, debug::StackId stack, Failure* failure) {
+Errc Unordered::free_now(Address address, const pool::BlockRef* block, debug::StackId stack, Failure* failure) {
   const Errc errc = core_->record_everything(address, failure);
-  if (errc != Errc::ok && !failure->lost && errc != Errc::exiting && errc != Errc::forked) return errc;
-  *failure = Failure();  // a lost device's frees are harmless
+  if (is_undone(errc) && !failure->lost) return errc;
+  *failure = Failure();  // a lost device's frees are harmless, and what is wrong with the block the free says and files
   pool::FreeRequest request;
   request.stack = stack;
   request.stream = stream_;
-  return core_->free(address, request, failure);
+  return block != nullptr ? core_->free(*block, request, failure) : core_->free(address, request, failure);
 }
 
 void Unordered::catch_up() {
@@ -102,9 +102,9 @@ void Unordered::catch_up() {
   auto one = later.cbegin();
   for (Failure failure; one != later.cend(); ++one, failure = Failure()) {
     pool::Core::revive(one->block);
-    if (!is_undone(free_now(one->block.address, one->stack, &failure))) continue;
+    if (!is_undone(free_now(one->block.address, &one->block, one->stack, &failure))) continue;
     pool::BlockRef again;
-    core_->retire(one->block.address, &again, &failure);
+    core_->retire(one->block.address, one->stack, &again, &failure);
     break;  // nor would the others be done
   }
   if (one == later.cend()) return;

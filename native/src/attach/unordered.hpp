@@ -30,8 +30,8 @@ class Unordered {
 
  private:
   Unordered(std::shared_ptr<pool::Core> core, driver::StreamHandle stream) : core_(std::move(core)), stream_(stream) {}
-  // `capture` and `driver`: nothing was done.
-  pool::Errc free_now(Address address, debug::StackId stack, pool::Failure* failure);
+  // `capture` and `driver`: nothing was done. `block`: the one that is meant, where it is known.
+  pool::Errc free_now(Address address, const pool::BlockRef* block, debug::StackId stack, pool::Failure* failure);
   void catch_up();
 
   struct Later {

@@ -117,9 +117,7 @@ void set_ending(Ending ending) noexcept { g_ending.store(ending, std::memory_ord
 
 Status record_uncaptured(Driver& driver, StreamHandle stream, std::optional<StreamHandle> waiter, EventHandle* event,
                          bool* captured) {
-  // Whoever declares a capture from here on waits for us; behind one that is declared already nobody comes to the gate.
-  std::shared_lock gate(driver.captures().gate(), std::defer_lock);
-  if (!driver.captures().declared()) gate.lock();
+  const std::shared_lock gate(driver.captures().gate());  // whoever declares a capture from here on waits for us
   const auto ask = [&](StreamHandle of) {
     CaptureState state;
     const Status status = driver.stream_is_capturing(of, &state);
@@ -136,6 +134,7 @@ Status record_uncaptured(Driver& driver, StreamHandle stream, std::optional<Stre
   if (!status.ok()) return status;
   status = driver.event_record(made, stream);
   if (status.ok()) status = ask(stream);
+  if (status.ok() && !*captured && waiter) status = ask(*waiter);
   if (status.ok() && !*captured && waiter) status = driver.stream_wait_event(*waiter, made);
   *captured = *captured || status.code == Code::capturing;
   if (status.ok() && !*captured)

@@ -102,11 +102,13 @@ Errc Core::name_stream(driver::StreamHandle handle, Named* out, Failure* failure
   const std::uint64_t epoch = door_.epoch.load(std::memory_order_acquire) & ~kShut;
   if (const ThreadCache& cache = thread_cache(); cache.handle == handle && cache.epoch == epoch) {
     *out = Named::remembered(cache.heap, canonical(handle), epoch);
+    if (debugger_ != nullptr) fence_dropped(*out);
     return Errc::ok;
   }
   Errc errc = name_any(handle, out, failure);
   if (errc == Errc::ok) errc = check_device(*out, failure);
   if (errc != Errc::ok) return errc;
+  if (debugger_ != nullptr) fence_dropped(*out);
   if (out->stream().lasting && !streams_.capture_known()) {
     counters();  // makes the cache this pool's
     ThreadCache& cache = thread_cache();

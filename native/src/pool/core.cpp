@@ -330,6 +330,8 @@ Errc Core::forget_stream(driver::StreamHandle stream, Failure* failure) {
 
 void Core::begin_capture() {
   recover_dropped();
+  // Fences for what was freed, while every stream may still be touched.
+  poll_all(true);
   streams_.begin_capture();
 }
 Errc Core::begin_capture(driver::StreamHandle stream, Failure* failure) {
@@ -373,7 +375,11 @@ TrimResult Core::trim(Bytes keep) {
   TrimResult result;
   if (driver::ending() != driver::Ending::no) return result;
   reap();
-  settled();  // takes in all that is complete, the quarantine too
+  drain(false);
+  recover_dropped();
+  settled();                 // takes in all that is complete, the quarantine too
+  constexpr int kLooks = 8;  // most of what waits for a context event has nothing left to do
+  for (int look = 0; look < kLooks && fences_.context_pending(); ++look) settled();
   revoke_again();
   result.released = give_back_idle(keep, options_.wait_timeout);
   if (result.released != 0) tell(observe::EventKind::pool_trimmed, result.released, reserved_.load());

@@ -172,7 +172,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
 
   // The caller is done with the block, but it cannot be freed: nobody gets its memory, another free is a double free,
   // and no report calls it a leak. `revive` takes that back, for a free.
-  Errc retire(Address address, BlockRef* out, Failure* failure);
+  Errc retire(Address address, debug::StackId stack, BlockRef* out, Failure* failure);
   static void revive(const BlockRef& block) { block.record->move(block.generation, Magic::released, Magic::live); }
 
   // `address` may lie anywhere inside a block (R1, section 3). Null with size 0 is a no-op.
@@ -393,6 +393,7 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     double next_interrupt_check = 0;
   };
   enum class Rest : std::uint8_t { waited, over, interrupted };
+  Bytes free_for(const Heap& t);
   Rest rest(Patience& patience);
   Growth growth_for(const Need& need, bool beside, Moving moving) const;
   Grown grow_for(Named& t, const Need& need, bool beside, Moving moving, driver::Status* status);
@@ -443,6 +444,8 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   void retire_slab(Slab* slab);
   void note_unfenced(Named& named, Bytes bytes, order::Ticket ticket);
   void fence_owed(Named& named);
+  void fence_dropped(Named& named);
+  bool is_due(const order::StreamState& s) const;
   bool is_old(order::StreamState& s) const;
   void drain(bool may_let_go = true);
   Held take_held(BlockRecord& record);

@@ -360,9 +360,9 @@ void Core::note_unfenced(Named& named, Bytes bytes, Ticket ticket) {
   order::StreamState& s = named.stream();
   if (s.lasting) {
     // Nobody fences a lasting stream on a free; the debugger asks for completion all the time, so here it pays.
-    if (debugger_ != nullptr && s.unfenced_frees.fetch_add(1, std::memory_order_relaxed) + 1 >=
-                                    std::min(kFenceFrees, options_.debug.check_every))
-      fences_.record(s, named.handle(), ticket);
+    if (debugger_ == nullptr) return;
+    s.count_unfenced(bytes);
+    if (is_due(s)) fences_.record(s, named.handle(), ticket);
     return;
   }
   if (bytes >= kFenceBytes) {
@@ -374,6 +374,19 @@ void Core::note_unfenced(Named& named, Bytes bytes, Ticket ticket) {
   if (frees >= kFenceFrees || s.unfenced_bytes.load(std::memory_order_relaxed) >= kFenceBytes) {
     if (keep(&named)) fences_.record(s, named.handle(), ticket);
   }
+}
+
+// Debug mode: so much was freed on a lasting stream that a fence is due.
+bool Core::is_due(const order::StreamState& s) const {
+  return s.unfenced_frees.load(std::memory_order_relaxed) >= std::min(kFenceFrees, options_.debug.check_every) ||
+         s.unfenced_bytes.load(std::memory_order_relaxed) >= options_.debug.check_bytes;
+}
+
+// Debug mode: a call names a lasting stream on which others, which did not name it, freed.
+void Core::fence_dropped(Named& named) {
+  order::StreamState& s = named.stream();
+  if (s.lasting && s.owed.load(std::memory_order_acquire) && is_due(s) && keep(&named))
+    fences_.record(s, named.handle());
 }
 
 // A call names a stream that is not lasting: what others put on it, and what is old, gets its fence now.
@@ -408,11 +421,20 @@ void Core::release(const BlockRef& block) noexcept {
   door_.epoch.fetch_or(kShut, std::memory_order_acq_rel);
 }
 
-Errc Core::retire(Address address, BlockRef* out, Failure* failure) {
-  const Errc errc = locate(address, out, failure, 0, true);
-  if (errc != Errc::ok || out->record == nullptr) return errc;
-  if (move_record(*out->record, out->generation, Magic::live, Magic::released)) return Errc::ok;
-  return not_live(*out, out->record->word.load(std::memory_order_acquire), failure, 0, true);
+Errc Core::retire(Address address, debug::StackId stack, BlockRef* out, Failure* failure) {
+  const Errc errc = locate(address, out, failure, stack, true);
+  if (errc != Errc::ok) return errc;
+  BlockRecord& record = *out->record;
+  if (!move_record(record, out->generation, Magic::live, Magic::released))
+    return not_live(*out, record.word.load(std::memory_order_acquire), failure, stack, true);
+  if (debugger_ == nullptr) return Errc::ok;
+  // For whoever frees it again.
+  std::lock_guard lock(extra_lock(&record));
+  BlockExtra& extra = record.more();
+  extra.freed_at = stack;
+  extra.freed_thread = thread_id();
+  extra.freed_time = driver_->now();
+  return Errc::ok;
 }
 
 // Frees what was released without a stream: it marks the block's own streams and makes no driver call.
@@ -426,11 +448,13 @@ void Core::drain(bool may_let_go) {
     const std::uint32_t generation = BlockRecord::generation_of(record->word.load(std::memory_order_acquire));
     if (record->move(generation, Magic::released, debugger_ != nullptr ? Magic::quarantined : Magic::freed)) {
       count_free(*record);
+      const Bytes gross = gross_of(*record);
       Ticket ticket = 0;
       Heap& by = *record->home;
       finish_free(*record, address_of(*record), by, any_stream_for(by), 0, &ticket,
                   debugger_ != nullptr ? driver_->now() : 0);
       // Nobody named the stream: the next call that does will fence it.
+      if (debugger_ != nullptr && by.stream.lasting) by.stream.count_unfenced(gross);
       by.stream.owed.store(true, std::memory_order_release);
     }
     record = next;
