@@ -393,7 +393,6 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
     double next_interrupt_check = 0;
   };
   enum class Rest : std::uint8_t { waited, over, interrupted };
-  Bytes free_for(const Heap& t);
   Rest rest(Patience& patience);
   Growth growth_for(const Need& need, bool beside, Moving moving) const;
   Grown grow_for(Named& t, const Need& need, bool beside, Moving moving, driver::Status* status);

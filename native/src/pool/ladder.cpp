@@ -315,13 +315,6 @@ bool Core::grow_by_moving(Named& t, const Need& need, Path path, Found* found, G
   return false;
 }
 
-// Bytes that are free for a stream, in pieces of whatever size, or will be once the driver's own pool has come to them.
-Bytes Core::free_for(const Heap& t) {
-  const Heap* pieces = piece_heap_.load(std::memory_order_acquire);
-  std::lock_guard lock(extent_lock_);
-  return common_.free_bytes() + t.extents.free_bytes() + (pieces != nullptr ? pieces->extents.free_bytes() : 0);
-}
-
 Core::Rest Core::rest(Patience& patience) {
   constexpr double kLongestPause = 2e-3, kInterruptCheck = 0.05;
   const double now = driver_->now();
@@ -413,14 +406,13 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     }
 
     // The driver; first beside what is free already, then the whole. What came may be taken, or trimmed, by others
-    // before it is found here: then they got on, and more is asked for. What is still there, but not done or not of
-    // use, is no reason for more.
-    constexpr int kMostGrowths = 100;
-    for (int growths = 0; growths < kMostGrowths; ++growths) {
+    // before it is found here: then they got on, and more is asked for. A piece of the driver's pool that is not found may
+    // be there and not done.
+    const int most = source_ == SegmentSource::driver ? 2 : 100;
+    for (int growths = 0; growths < most; ++growths) {
       grown = grow_for(t, need, growths != 1, Moving::slack, &refusal);
       if (grown != Grown::yes) break;
       if (find_again(t, need, Path::grown, found)) return done();
-      if (growths > 0 && free_for(*t.heap()) >= growth_for(need, true, Moving::slack).bytes) break;
     }
 
     // Idle memory back, in one piece again.
