@@ -40,12 +40,36 @@ class PoolFindings:
     epochs: Epochs = field(default_factory=Epochs)  # what tells a growing call site from a full one
     chains: dict[int, tuple[str, ...]] = field(default_factory=dict)  # who holds some of the live blocks
     ended_at: float | None = None  # seconds of the device's clock
+    pools: int = 1  # more: so many of native code, of one name, that left nothing to tell
 
     @classmethod
     def of(cls, pool: _core.Pool) -> PoolFindings:
         """Say which pool it is."""
         mode = pool.options.get("mode", "")
         return cls(name=pool.name, kind=pool.kind, device=pool.driver.name, mode=mode, options=pool.options)
+
+    @classmethod
+    def of_ended(cls, facts: dict[str, Any]) -> PoolFindings:
+        """Say what is known of pools that native code destroyed, as `_core.take_ended_c_pools` gives it."""
+        found = cls(
+            name=facts["name"],
+            kind=facts["kind"],
+            device=facts["device"],
+            mode=facts["options"].get("mode", ""),
+            options=facts["options"],
+        )
+        found.end(facts)
+        return found
+
+    def end(self, facts: dict[str, Any]) -> None:
+        """Take what a pool left that native code destroyed."""
+        if self.ended == "alive":
+            self.ended, self.ended_at, self.live_blocks = "closed", facts["ended_at"], facts["live_blocks"]
+        self.faults += facts["faults"]
+        self.debug_totals, self.stats, self.pools = facts["debug_totals"], facts["stats"], facts["pools"]
+        if more := facts["not_kept"]:
+            why = "too many pools of native code left some, and what these left was not kept"
+            self.problems.append(f"faults and live blocks of {more} destroyed pools: {why}")
 
     def observe(self, pool: _core.Pool) -> None:
         """End an epoch: note what each call site of a tracked pool holds now."""
@@ -103,7 +127,7 @@ class Session:
         self.pid = os.getpid()
         self._findings: list[PoolFindings] = []
         self._alive: weakref.WeakSet[_core.Pool] = weakref.WeakSet()
-        self._kept: list[_core.Pool] = []  # that nobody else holds
+        self._native: dict[int, PoolFindings] = {}  # of pools that native code made, by their number
         self._races: list[Race] = []
 
     def watch(self, pool: _core.Pool) -> PoolFindings:
@@ -113,10 +137,28 @@ class Session:
         self._alive.add(pool)
         return findings
 
-    def keep(self, pool: _core.Pool) -> None:
-        """Take in a pool that native code of the program made, and may have closed already."""
-        self._kept.append(pool)
-        pool._findings = self.watch(pool)  # type: ignore[attr-defined]  # as the pools that Python makes have it
+    def _look_at_native(self) -> list[tuple[_core.Pool, PoolFindings]]:
+        """Give the pools that native code made and that still are. None is held for longer than that."""
+        known = dict(_core.c_pools())
+        for number in self._native.keys() - known.keys():  # destroyed: only counts are kept of it
+            del self._native[number]
+        alive = []
+        for number, pool in known.items():
+            if pool is not None:
+                alive.append((pool, self._native.setdefault(number, PoolFindings.of(pool))))
+        return alive
+
+    def _end_native(self) -> list[PoolFindings]:
+        """Give the findings of all pools that native code made."""
+        counted = []
+        for facts in _core.take_ended_c_pools():
+            if facts["number"] == 0:
+                counted.append(PoolFindings.of_ended(facts))
+            elif (findings := self._native.get(facts["number"])) is not None:
+                findings.end(facts)
+            else:
+                self._native[facts["number"]] = PoolFindings.of_ended(facts)
+        return [*(self._native[number] for number in sorted(self._native)), *counted]
 
     def note_races(self, races: Sequence[Race]) -> None:
         """Keep races that the simulated device found, whoever asked for them."""
@@ -131,9 +173,11 @@ class Session:
             findings = getattr(pool, "_findings", None)
             if findings is not None:
                 findings.observe(pool)
+        for pool, findings in self._look_at_native():
+            findings.observe(pool)
 
     def finish(self) -> list[PoolFindings]:
-        """Ask every pool that is still alive, and give the findings of all, in the order of their making."""
+        """Ask every pool that is still alive, and give the findings of all: Python's, then native code's."""
         from streampool import session
 
         session.look()
@@ -141,6 +185,14 @@ class Session:
             findings = getattr(pool, "_findings", None)
             if findings is not None:
                 findings.gather(pool, "at exit", timeout=10.0)
+        alive = self._look_at_native()
+        for number, told in _core.take_told_c_faults():
+            if (native := self._native.get(number)) is not None:
+                native.faults += told
+        for pool, findings in alive:
+            findings.gather(pool, "at exit", timeout=10.0)
+        self._findings += self._end_native()
+        self._native.clear()
         if (sim := sys.modules.get("streampool.sim")) is not None:
             sim.races()  # those that nobody asked for yet
         for race in self._races:

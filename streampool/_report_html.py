@@ -374,7 +374,7 @@ def _pools(pools: Sequence[PoolFacts]) -> str:
             pool.device,
             pool.kind,
             pool.mode,
-            pool.ended,
+            words.pool_end(pool),
             f"{pool.stats.get('allocations', 0):,}",
             f"{pool.stats.get('reserved_peak', 0):,}",
             f"{pool.debug_totals.get('faults', 0):,}",

@@ -26,6 +26,7 @@ __all__ = [
     "next_for_leak",
     "opening",
     "plural",
+    "pool_end",
     "pool_line",
     "rules",
     "state",
@@ -189,8 +190,13 @@ def pool_line(pool: PoolFacts) -> str:
     """Describe a pool, its peak and its end."""
     reserved = pool.stats.get("reserved_peak")
     peak = f", peak {byte_count(int(reserved))} reserved" if reserved else ""
-    ended = f", {pool.ended}" if pool.ended and pool.ended != "alive" else ""
-    return f"{pool.title}{peak}{ended}"
+    end = pool_end(pool)
+    return f"{pool.title}{peak}" + (f", {end}" if end and end != "alive" else "")
+
+
+def pool_end(pool: PoolFacts) -> str:
+    """Say how it ended, and of how many pools that is said."""
+    return f"{pool.ended}, {pool.pools:,} such pools" if pool.pools > 1 else pool.ended
 
 
 def covered(coverage: Coverage) -> str:

@@ -87,6 +87,7 @@ class PoolFacts:
     options: dict[str, str] = field(default_factory=dict)
     stats: dict[str, int | float] = field(default_factory=dict)
     debug_totals: dict[str, int] = field(default_factory=dict)
+    pools: int = 1  # of this name and these settings, that left nothing but their counts
 
     @property
     def title(self) -> str:
@@ -205,7 +206,7 @@ class Report:
         ----------
         findings
             One a pool, as `streampool.session` gathers them. An attribute ``epochs`` (`leaks.Epochs`), where there is
-            one, tells which call sites grow.
+            one, tells which call sites grow; ``pools`` how many pools it is of.
         leaks
             Which leaks count: ``definite``, ``all`` or ``off``.
         suppressions
@@ -481,7 +482,8 @@ def _add_devices(some: Sequence[DeviceCoverage], more: Sequence[DeviceCoverage])
 def _pool_facts(found: Findings) -> PoolFacts:
     numbers = {name: value for name, value in found.stats.items() if isinstance(value, int | float)}
     options, totals = dict(found.options), dict(found.debug_totals)
-    return PoolFacts(found.name, found.device, found.kind, found.mode, found.ended, options, numbers, totals)
+    pools = getattr(found, "pools", 1)
+    return PoolFacts(found.name, found.device, found.kind, found.mode, found.ended, options, numbers, totals, pools)
 
 
 def _coverage(findings: Sequence[Findings], resolve: Resolve | None, policy: LeakPolicy) -> Coverage:
@@ -492,7 +494,7 @@ def _coverage(findings: Sequence[Findings], resolve: Resolve | None, policy: Lea
     for found in findings:
         gaps |= dict.fromkeys(_gaps(found, resolve, policy))
     return Coverage(
-        pools=len(findings),
+        pools=sum(getattr(found, "pools", 1) for found in findings),
         blocks_allocated=total("stats", "allocations"),
         blocks_freed=total("stats", "frees", "deallocations"),
         blocks_checked=total("debug_totals", "blocks_checked"),

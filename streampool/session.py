@@ -66,10 +66,6 @@ def look() -> None:
     """Make known what pools there are that Python did not make."""
     for hook in tuple(before_each_look):
         hook()
-    session = active()
-    if session is not None:
-        for pool in _core.take_c_pools():
-            session.keep(pool)
 
 
 def pool_made(pool: _core.Pool) -> PoolFindings | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from attach_scene import NATIVE_POOL, lines_of, python, watched
+
+from streampool.report import Report
 
 CUPY = "import cupy\na = cupy.empty(100_000)\n"
 
@@ -360,19 +363,136 @@ def test_pools_of_native_code_are_kept_for_a_report_only_while_somebody_watches(
         NATIVE_POOL.format(device="sim:0", mode="debug", end="lib.sp_free(pool, q, stream)")
         + """
 from streampool import _core, session
-print(_core.take_c_pools())
+known = lambda: _core.c_pools() + _core.take_ended_c_pools()
+print(known())
 watching = session.begin()
 assert lib.sp_pool_create(device, b"device", b"watched", b"", ctypes.byref(pool)) == 0
 assert lib.sp_pool_destroy(pool) == 0
 print([(found.name, found.ended) for found in watching.finish()])
 session.end()
 assert lib.sp_pool_create(device, b"device", b"after", b"", ctypes.byref(pool)) == 0
-print(_core.take_c_pools())
+print(known())
 """,
         lookalikes=False,
     )
     assert ended.code == 0, ended.err
     assert ended.out.splitlines()[2:] == ["[]", "[('watched', 'closed')]", "[]"]
+
+
+# A native library that makes and destroys one pool after the other.
+MANY_POOLS = """
+import ctypes
+import streampool as sp
+lib = ctypes.CDLL(str(sp.library_path()))
+lib.sp_last_error.restype = ctypes.c_char_p
+device, pool, stream, p = (ctypes.c_void_p() for _ in range(4))
+assert lib.sp_device_open(b"sim:0", ctypes.byref(device)) == 0
+assert lib.sp_stream_create(device, ctypes.byref(stream)) == 0
+def come_and_go(wrong=False, while_alive=lambda: None):
+    assert lib.sp_pool_create(device, b"device", b"many", b"", ctypes.byref(pool)) == 0, lib.sp_last_error()
+    size = ctypes.c_size_t(100)
+    assert lib.sp_alloc(pool, size, ctypes.c_size_t(0), stream, ctypes.byref(p)) == 0, lib.sp_last_error()
+    while_alive()
+    assert lib.sp_free(pool, p, stream) == 0
+    if wrong:
+        assert lib.sp_free(pool, p, stream) != 0
+    assert lib.sp_pool_destroy(pool) == 0
+"""
+MORE_THAN_HAVE_ADDRESSES = 1100  # pools, on the simulated device
+
+
+def test_many_pools_of_native_code_come_and_go_in_a_watched_process_and_are_counted(tmp_path: Path) -> None:
+    """Each was kept to the end with its range of addresses, and the 1,024th found none."""
+    many = MORE_THAN_HAVE_ADDRESSES
+    ended = watched(tmp_path, MANY_POOLS + f"for _ in range({many}):\n    come_and_go()\n", lookalikes=False)
+    assert ended.code == 0, ended.err
+    coverage = ended.report["coverage"]
+    assert (coverage["pools"], coverage["blocks_allocated"], coverage["blocks_freed"]) == (many, many, many)
+    (pool,) = ended.report["pools"]
+    assert (pool["name"], pool["pools"], pool["mode"]) == ("many", many, "production")
+    assert "'many' (device memory, sim:0, production mode)" in ended.err
+    assert "1,100 such pools" in " ".join(ended.err.split())
+    assert "closed, 1,100 such pools" in Report.from_json(json.dumps(ended.report)).to_html()
+
+
+def test_pools_of_native_code_go_also_where_a_session_saw_them_alive() -> None:
+    ended = python(
+        MANY_POOLS
+        + f"""
+from streampool import session
+watching = session.begin()
+for _ in range({MORE_THAN_HAVE_ADDRESSES}):
+    come_and_go(while_alive=watching.observe)
+watching.observe()
+print(len(watching._native), [(f.name, f.pools, f.stats["allocations"]) for f in watching.finish()])
+""",
+        lookalikes=False,
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out == f"0 [('many', {MORE_THAN_HAVE_ADDRESSES}, {MORE_THAN_HAVE_ADDRESSES})]\n"
+
+
+def test_of_destroyed_pools_of_native_code_that_have_something_to_tell_only_records_stay_and_not_more_than_256(
+    tmp_path: Path,
+) -> None:
+    many = MORE_THAN_HAVE_ADDRESSES
+    source = MANY_POOLS + f"for _ in range({many}):\n    come_and_go(wrong=True)\n"
+    ended = watched(tmp_path, source, "--mode", "debug", lookalikes=False)
+    assert ended.code == 1, ended.err
+    assert [fault["kind"] for fault in ended.report["faults"]] == ["double_free"] * 256
+    coverage = ended.report["coverage"]
+    assert (coverage["pools"], coverage["blocks_allocated"]) == (many, many)
+    assert coverage["faults_dropped"] == many - 256
+    assert f"faults and live blocks of {many - 256} destroyed pools" in [gap["what"] for gap in coverage["not_checked"]]
+
+
+TOLD = {
+    "raise": "",
+    "callback": """
+function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: print("called"))
+assert lib.sp_set_fault_function(pool, function, None) == 0
+""",
+}
+
+
+@pytest.mark.parametrize("end", ["", "print(lib.sp_pool_destroy(pool))"], ids=["alive", "destroyed"])
+@pytest.mark.parametrize("on_fault", TOLD)
+def test_faults_that_native_code_is_told_of_are_in_the_report_too(tmp_path: Path, on_fault: str, end: str) -> None:
+    """Its pool gave them to the program alone: the report said that there were none, and the exit code was 0."""
+    source = f"""
+import ctypes
+import streampool as sp
+lib = ctypes.CDLL(str(sp.library_path()))
+device, pool, p = (ctypes.c_void_p() for _ in range(3))
+legacy = ctypes.c_void_p(1)
+assert lib.sp_device_open(b"sim:0", ctypes.byref(device)) == 0
+assert lib.sp_pool_create(device, b"pinned", b"native", b"on_fault={on_fault}", ctypes.byref(pool)) == 0
+{TOLD[on_fault]}
+assert lib.sp_alloc(pool, ctypes.c_size_t(100), ctypes.c_size_t(0), legacy, ctypes.byref(p)) == 0
+ctypes.memset(p.value, 1, 104)
+lib.sp_free(pool, p, legacy)
+print(lib.sp_pool_close(pool))
+{end}
+"""
+    ended = watched(tmp_path, source, "--mode", "debug", lookalikes=False)
+    assert ended.code == 1, ended.err
+    assert ended.out.splitlines()[:1] == (["16"] if on_fault == "raise" else ["called"])
+    (fault,) = ended.report["faults"]
+    assert (fault["kind"], fault["pool"]) == ("overrun", "native")
+    assert [(pool["name"], pool["ended"]) for pool in ended.report["pools"]] == [("native", "closed")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [("mode=production", True), ("mode=debug", False), ("guard_bytes=64", False)]
+)
+def test_run_says_where_the_mode_of_a_pool_of_native_code_is_overridden(tmp_path: Path, asked: str, said: bool) -> None:
+    """As of Python's pools (R17); it was done without a word."""
+    source = MANY_POOLS.replace('b"many", b""', f'b"many", b"{asked}"') + "come_and_go()\n"
+    ended = watched(tmp_path, source, "--mode", "debug", lookalikes=False)
+    assert ended.code == 0, ended.err
+    assert [pool["mode"] for pool in ended.report["pools"]] == ["debug"]
+    line = "streampool: pool 'many': mode=production in the program, overridden by --mode debug"
+    assert ended.err.splitlines().count(line) == int(said)
 
 
 def test_a_double_free_by_native_code_of_pytorchs_memory_is_found_with_its_lines(tmp_path: Path) -> None:

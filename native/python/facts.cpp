@@ -35,6 +35,12 @@ nb::dict facts_dict(const debug::BlockFacts& f) {
   return d;
 }
 
+nb::dict live_block_dict(const debug::BlockFacts& f) {
+  nb::dict d = facts_dict(f);
+  d["owner"] = f.raw ? "raw" : f.state == debug::BlockState::released ? "released" : "buffer";
+  return d;
+}
+
 nb::dict fault_dict(const debug::Fault& f) {
   const auto optional = [](const std::optional<debug::BlockFacts>& facts) {
     return facts ? nb::object(facts_dict(*facts)) : nb::none();

@@ -13,6 +13,8 @@ namespace nb = nanobind;
 
 void put_stream(nb::dict d, std::uint64_t id);
 nb::dict facts_dict(const debug::BlockFacts& facts);
+// What Pool.live_blocks() gives: with who it belongs to.
+nb::dict live_block_dict(const debug::BlockFacts& facts);
 nb::dict fault_dict(const debug::Fault& fault);
 nb::dict totals_dict(const debug::Totals& totals, const debug::PageGuardTotals& pages);
 nb::list holders_list(const std::vector<pool::Holder>& holders);

@@ -141,16 +141,66 @@ PyPool make_pool(std::shared_ptr<driver::Driver> driver, Kind kind, std::string_
   return self;
 }
 
-nb::list take_c_pools() {
+nb::list faults_list(const std::vector<debug::Fault>& faults) {
   nb::list out;
-  for (capi::Watched& one : unlocked([] { return capi::take_pools(); })) {
-    PyPool pool;
-    pool.core = std::move(one.core);
-    pool.stack_depth = pool.core->options().stack_depth;
-    pool.native_depth = pool.core->options().native_depth;
-    for (const auto& [name, value] : one.options) pool.options[name.c_str()] = value;
-    pool.oom_callback = std::make_shared<OomCallback>();
-    out.append(nb::cast(std::move(pool)));
+  for (const debug::Fault& fault : faults) out.append(fault_dict(fault));
+  return out;
+}
+
+nb::list live_blocks_list(const std::vector<debug::BlockFacts>& blocks) {
+  nb::list out;
+  for (const debug::BlockFacts& block : blocks) out.append(live_block_dict(block));
+  return out;
+}
+
+nb::dict options_dict(const pool::OptionMap& options) {
+  nb::dict out;
+  for (const auto& [name, value] : options) out[name.c_str()] = value;
+  return out;
+}
+
+nb::list c_pools() {
+  nb::list out;
+  for (capi::Watched& one : unlocked([] { return capi::watched_pools(); })) {
+    nb::object found = nb::none();
+    if (one.core != nullptr) {
+      PyPool pool;
+      pool.core = std::move(one.core);
+      pool.stack_depth = pool.core->options().stack_depth;
+      pool.native_depth = pool.core->options().native_depth;
+      pool.options = options_dict(one.options);
+      pool.oom_callback = std::make_shared<OomCallback>();
+      found = nb::cast(std::move(pool));
+    }
+    out.append(nb::make_tuple(one.number, found));
+  }
+  return out;
+}
+
+nb::list take_told_c_faults() {
+  nb::list out;
+  for (const auto& [number, faults] : unlocked([] { return capi::take_told(); }))
+    out.append(nb::make_tuple(number, faults_list(faults)));
+  return out;
+}
+
+nb::list take_ended_c_pools() {
+  nb::list out;
+  for (const capi::Ended& one : unlocked([] { return capi::take_ended(); })) {
+    nb::dict d;
+    d["number"] = one.number;
+    d["pools"] = one.pools;
+    d["not_kept"] = one.not_kept;
+    d["name"] = one.name;
+    d["device"] = one.device;
+    d["kind"] = std::string(kind_name(one.kind));
+    d["options"] = options_dict(one.options);
+    d["faults"] = faults_list(one.faults);
+    d["live_blocks"] = live_blocks_list(one.live_blocks);
+    d["debug_totals"] = totals_dict(one.totals, one.pages);
+    d["stats"] = stats_dict(one.stats);
+    d["ended_at"] = one.at;
+    out.append(d);
   }
   return out;
 }
@@ -162,9 +212,14 @@ void bind_pool(nb::module_& m) {
   m.def(
       "watch_c_pools", [](Given<kMode> mode) { capi::watch_pools(std::string(mode->value_or(""))); },
       parameter<kMode>(),
-      "Keep pools that are made through the C ABI until take_c_pools(); in `mode`, if one is given.");
+      "Know pools that are made through the C ABI, and what is found in them; in `mode`, if one is given.");
   m.def("forget_c_pools", [] { unlocked([] { capi::forget_pools(); }); });
-  m.def("take_c_pools", &take_c_pools, "Those that were made since the last call, also closed and destroyed ones.");
+  m.def("c_pools", &c_pools,
+        "(number, pool); the pool is None where it was destroyed and left more than counts to take_ended_c_pools().");
+  m.def("take_told_c_faults", &take_told_c_faults,
+        "(number, faults) of pools that live: those that the program was told of (option on_fault).");
+  m.def("take_ended_c_pools", &take_ended_c_pools,
+        "What destroyed ones left; those with nothing to tell are counted together, under number 0.");
   nb::class_<PyPool>(m, "Pool", nb::dynamic_attr(), nb::is_weak_referenceable(),
                      "A stream-ordered memory pool. Use streampool.Pool.")
       .def(
@@ -329,21 +384,12 @@ void bind_pool(nb::module_& m) {
       .def("take_faults",
            [](PyPool& p) {
              must_not_be_forked();
-             nb::list out;
-             for (const debug::Fault& fault : unlocked([&] { return p.core->take_faults(); }))
-               out.append(fault_dict(fault));
-             return out;
+             return faults_list(unlocked([&] { return p.core->take_faults(); }));
            })
       .def("live_blocks",
            [](PyPool& p) {
              must_not_be_forked();
-             nb::list out;
-             for (const debug::BlockFacts& f : unlocked([&] { return p.core->live_blocks(); })) {
-               nb::dict d = facts_dict(f);
-               d["owner"] = f.raw ? "raw" : f.state == debug::BlockState::released ? "released" : "buffer";
-               out.append(d);
-             }
-             return out;
+             return live_blocks_list(unlocked([&] { return p.core->live_blocks(); }));
            })
       .def(
           "holders",

@@ -3,6 +3,7 @@
 #include <streampool/streampool.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -143,8 +144,10 @@ std::optional<streampool::Kind> kind_of(std::string_view word) {
   return std::nullopt;
 }
 
-// "name=value:name=value" as arguments, over the environment, over the mode's preset.
-bool read_options(std::string_view text, pool::OptionMap* resolved, pool::Options* out, std::string* error) {
+// "name=value:name=value" as arguments, over the environment, over the mode's preset. A watched process's mode is over
+// all of them, and where `pool` asks for another one, a line says so (R17).
+bool read_options(std::string_view text, const char* pool, pool::OptionMap* resolved, pool::Options* out,
+                  std::string* error) {
   pool::OptionMap arguments;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(':'), text.size());
@@ -158,10 +161,18 @@ bool read_options(std::string_view text, pool::OptionMap* resolved, pool::Option
     }
     arguments[std::string(item.substr(0, equals))] = std::string(item.substr(equals + 1));
   }
-  if (std::string mode = streampool::capi::watched_mode(); !mode.empty()) arguments["mode"] = std::move(mode);
-  const char* const environment = std::getenv("STREAMPOOL_OPTIONS");
-  return pool::resolve_options(arguments, environment != nullptr ? environment : "", resolved, error) &&
-         pool::to_options(*resolved, out, error);
+  const char* const variable = std::getenv("STREAMPOOL_OPTIONS");
+  const char* const environment = variable != nullptr ? variable : "";
+  if (!pool::resolve_options(arguments, environment, resolved, error)) return false;
+  const std::string mode = streampool::capi::watched_mode();
+  if (!mode.empty() && (*resolved)["mode"] != mode) {
+    if (const auto asked = arguments.find("mode"); asked != arguments.end())
+      std::fprintf(stderr, "streampool: pool '%s': mode=%s in the program, overridden by --mode %s\n", pool,
+                   asked->second.c_str(), mode.c_str());
+    arguments["mode"] = mode;
+    if (!pool::resolve_options(arguments, environment, resolved, error)) return false;
+  }
+  return pool::to_options(*resolved, out, error);
 }
 
 // Where Python runs the program, its frames; native ones where the pool was asked to keep some.
@@ -314,10 +325,11 @@ sp_status sp_pool_create(sp_device* device, const char* kind, const char* name, 
     pool::OptionMap resolved;
     pool::Options settings;
     std::string error;
-    if (!read_options(options != nullptr ? options : "", &resolved, &settings, &error))
+    const char* const called = name != nullptr ? name : "default";
+    if (!read_options(options != nullptr ? options : "", called, &resolved, &settings, &error))
       return fail(SP_ERROR_INVALID_ARGUMENT, std::move(error));
     pool::Failure failure;
-    auto core = pool::Core::create(device->driver, *wanted, name != nullptr ? name : "default", settings, &failure);
+    auto core = pool::Core::create(device->driver, *wanted, called, settings, &failure);
     if (!core) return finish(failure.code, failure);
     streampool::capi::note_pool(core, std::move(resolved));
     *out = new sp_pool;
@@ -339,13 +351,15 @@ sp_status sp_pool_destroy(sp_pool* pool) {
     if (pool == nullptr) return SP_OK;
     const std::unique_ptr<sp_pool> owner(pool);
     pool->core->close();
-    if (pool->core->stats().live_blocks == 0) return SP_OK;
-    // Somebody still uses these blocks: their memory stays until the process ends. Never destroyed, for the same
-    // reason.
-    static std::mutex mutex;
-    static auto* const outlived = new std::vector<std::shared_ptr<pool::Core>>;
-    const std::lock_guard lock(mutex);
-    outlived->push_back(pool->core);
+    if (pool->core->stats().live_blocks != 0) {
+      // Somebody still uses these blocks: their memory stays until the process ends. Never destroyed, for the same
+      // reason.
+      static std::mutex mutex;
+      static auto* const outlived = new std::vector<std::shared_ptr<pool::Core>>;
+      const std::lock_guard lock(mutex);
+      outlived->push_back(pool->core);
+    }
+    streampool::capi::note_end(*pool->core);
     return SP_OK;
   });
 }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "capi_watch.hpp"
 #include "debug/fault.hpp"
 #include "pool/errors.hpp"
 
@@ -106,6 +107,7 @@ std::optional<std::string> FaultTeller::tell(sp_pool* handle, Core& core) {
   }
   const std::vector<Fault> faults = core.take_faults();
   if (faults.empty()) return std::nullopt;
+  note_told(core, faults);
   if (what == OnFault::raise) return error_of(faults);
   if (what == OnFault::abort) abort_for(core, faults);
   const Telling inside(this);
