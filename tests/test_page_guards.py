@@ -609,6 +609,8 @@ def test_the_core_writes_lines_as_the_reader_knows_them(records_of: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [
+        (1, "frames", [{"file": "a.py", "line": 10**30, "function": "f"}]),
+        (1, "frames", [{"file": "a.py", "line": 1}]),
         (2, "stream", [1]),
         (2, "stream", "capture x"),
         (2, "size", "x"),
