@@ -172,7 +172,11 @@ def _is_stack(value: Any) -> bool:
 
 _Fields = Mapping[str, Callable[[Any], bool]]
 
-_FRAME: _Fields = {"file": _is_text, "line": _is_number, "function": _is_text}
+_FRAME: _Fields = {
+    "file": _is_text,
+    "line": lambda value: _is_number(value) or (type(value) is int and value == -1),
+    "function": _is_text,
+}
 _HEAD: _Fields = {"pid": _is_number, "pool": _is_text, "device": _is_text, "seed": _is_number}
 _EVENTS: Mapping[str, _Fields] = {
     "stack": {"stack": _is_number, "frames": _is_stack},
