@@ -1,10 +1,11 @@
-"""Checks the data of a saved report against report_schema.json, and says in words a person can act on what is wrong.
+"""Checks saved reports and snapshots against report_schema.json, and says in words a person can act on what is wrong.
 
-Imported only when a saved report is read: jsonschema is not light.
+Imported only when one is read: jsonschema is not light.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +14,33 @@ from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.exceptions import best_match
 from jsonschema.validators import extend
 
-__all__ = ["problem_of"]
+__all__ = ["checked", "problem_of"]
 
 _BITS = 64  # numbers beyond are nothing that was measured, and too long to print
+_DEPTH = 100  # what is nested deeper may be read, but not shown
+
+
+def checked(text: str, schema_id: str, rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the data of a JSON text that names `schema_id`, of the shape that `rules` say.
+
+    Raises
+    ------
+    ValueError
+        It names another schema, or is damaged: says where it is not as it should be. ``json.JSONDecodeError`` where it
+        is no JSON at all.
+    """
+    try:
+        data = json.loads(text)
+        found = data.get("schema") if isinstance(data, dict) else None
+        if found != schema_id:
+            what = "none" if found is None else ascii(found)[:80]
+            raise ValueError(f"expected schema {schema_id}, found {what}")
+        problem = problem_of(data, rules) or _unshowable(data)
+    except RecursionError:
+        problem = _TOO_DEEP
+    if problem is not None:
+        raise ValueError(problem)
+    return dict(data)
 
 
 def problem_of(data: Any, schema: Mapping[str, Any]) -> str | None:
@@ -28,6 +53,26 @@ def problem_of(data: Any, schema: Mapping[str, Any]) -> str | None:
         return None
     where = error.json_path.removeprefix("$").removeprefix(".")
     return f"{where}: {_sentence(error)}" if where else _sentence(error)
+
+
+_TOO_DEEP = "the JSON is nested too deeply"
+
+
+def _unshowable(data: dict[str, Any]) -> str | None:
+    """Look also where the schema allows anything: say what could not be written again."""
+    level: list[Any] = [data]
+    for _ in range(_DEPTH):
+        inner: list[Any] = []
+        for outer in level:
+            for value in outer.values() if isinstance(outer, dict) else outer:
+                if isinstance(value, dict | list):
+                    inner.append(value)
+                elif isinstance(value, float) and not math.isfinite(value):
+                    return f"{value} is no finite number"
+        if not inner:
+            return None
+        level = inner
+    return _TOO_DEEP
 
 
 def _is_integer(_: object, value: object) -> bool:

@@ -109,6 +109,7 @@ def render_post_mortem(records: PostMortem) -> str:
                 ("pool", _text(f"'{records.pool}' on {records.device}")),
                 ("device", f'<span class="bad">{_text(records.error)}</span>' if records.error else ""),
                 ("page_guard_seed", _code(str(records.seed))),
+                ("records", f'<span class="bad">{_text(records.damage)}</span>' if records.damage else ""),
             ]
         ),
         "</header>",

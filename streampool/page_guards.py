@@ -10,7 +10,9 @@ candidates is decided as the core decides it while it lives (native/src/pool/gua
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ class PostMortem:
         Blocks that an access may have been meant for, the one that was used last first.
     left_out
         How many more had been used only on streams that were idle when they were looked at last.
+    bad_lines
+        How many lines of the file were damaged and are left out: blocks may be missing, or be more than there were.
     """
 
     pid: int
@@ -52,6 +56,7 @@ class PostMortem:
     error: str = ""
     candidates: tuple[Candidate, ...] = ()
     left_out: int = 0
+    bad_lines: int = 0
 
     @property
     def verdict(self) -> str:
@@ -60,6 +65,14 @@ class PostMortem:
         count = len(self.candidates)
         blocks = "1 block" if count == 1 else f"{count:,} blocks"
         return f"{blocks} between unmapped pages may be meant{left_out}"
+
+    @property
+    def damage(self) -> str:
+        """Say how much of the file could not be read; empty: all of it was."""
+        if not self.bad_lines:
+            return ""
+        lines = "1 line is" if self.bad_lines == 1 else f"{self.bad_lines:,} lines are"
+        return f"the file is damaged: {lines} left out, so blocks may be missing or shown in an earlier state"
 
     def to_json(self) -> str:
         """Give the JSON text, with every candidate."""
@@ -78,6 +91,7 @@ class PostMortem:
             "error": self.error,
             "candidates": [candidate_to_dict(candidate) for candidate in self.candidates],
             "left_out": self.left_out,
+            "bad_lines": self.bad_lines,
             "page": FaultKind.ILLEGAL_ACCESS.page,
         }
 
@@ -93,6 +107,7 @@ class PostMortem:
             f"pool '{self.pool}' on {self.device}, process {self.pid}, page_guard_seed={self.seed}",
             f"the device was lost: {self.error}" if self.error else "the pool noted no lost device",
             self.verdict,
+            *filter(None, [self.damage]),
         ]
         for candidate in self.candidates[:_SHOWN]:
             block = candidate.block
@@ -133,41 +148,110 @@ class _Block:
         return Candidate(facts, f"{why}; used on {', '.join(names)}")
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64
+
+
+def _is_time(value: Any) -> bool:
+    return math.isfinite(value) if type(value) is float else _is_number(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_stream(value: Any) -> bool:
+    return re.fullmatch("capture [0-9]{1,19}", value) is not None if isinstance(value, str) else _is_number(value)
+
+
+def _is_stack(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(frame, dict) and len(frame) == len(_FRAME) and not _unfit(frame, _FRAME) for frame in value
+    )
+
+
+_Fields = Mapping[str, Callable[[Any], bool]]
+
+_FRAME: _Fields = {
+    "file": _is_text,
+    "line": lambda value: _is_number(value) or (type(value) is int and value == -1),
+    "function": _is_text,
+}
+_HEAD: _Fields = {"pid": _is_number, "pool": _is_text, "device": _is_text, "seed": _is_number}
+_EVENTS: Mapping[str, _Fields] = {
+    "stack": {"stack": _is_number, "frames": _is_stack},
+    "allocated": {
+        **dict.fromkeys(("serial", "address", "size", "begin", "reserved", "thread", "stack"), _is_number),
+        "pages": lambda value: value in ("none", "right", "left"),
+        "stream": _is_stream,
+        "time": _is_time,
+        "raw": lambda value: isinstance(value, bool),
+        "tag": _is_text,
+    },
+    "used_on": {"serial": _is_number, "stream": _is_stream},
+    "freed": {"serial": _is_number, "thread": _is_number, "time": _is_time, "stack": _is_number},
+    "revoked": {"serial": _is_number},
+    "dropped": {"serial": _is_number},
+    "named": {"stream": _is_stream},
+    "idle": {"stream": _is_stream},
+    "lost": {"error": _is_text},
+}
+"""What each line holds, as the core writes it: one may be damaged, by a full disk or by hand."""
+
+
+def _object(line: str) -> dict[str, Any]:
+    """Read a line; what is no object is an empty one."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _unfit(found: Mapping[str, Any], fields: _Fields) -> str:
+    """Name the first field that is missing or not as it should be; empty: all fit."""
+    return next((repr(name) for name, fits in fields.items() if name not in found or not fits(found[name])), "")
+
+
 def read_records(path: str | Path) -> PostMortem:
     """Read the records that a process left behind.
 
     Parameters
     ----------
     path
-        The file that ``page_guard_records`` named. A last line that was cut is left out.
+        The file that ``page_guard_records`` named. A last line that was cut is left out; other lines that are not as
+        the core writes them are left out and counted.
 
     Raises
     ------
     ValueError
-        It is no such file.
+        It is no such file, or its first line is damaged.
     OSError
         It cannot be read.
     """
-    lines = Path(path).read_bytes().decode(errors="replace").split("\n")
-    try:
-        head = json.loads(lines[0])
-        known = isinstance(head, dict) and head.get("schema") == SCHEMA_ID
-    except ValueError:
-        known = False
-    if not known:
+    first, *lines = Path(path).read_bytes().decode(errors="replace").split("\n")
+    head = _object(first)
+    if head.get("schema") != SCHEMA_ID:
         raise ValueError(f"{path} holds no records of page guards: its first line names no schema {SCHEMA_ID}")
+    if unfit := _unfit(head, _HEAD):
+        raise ValueError(
+            f"{path} holds no whole records of page guards: {unfit} in its first line is missing or damaged"
+        )
 
     stacks: dict[int, tuple[Frame, ...]] = {}
     blocks: dict[int, _Block] = {}
     idle: dict[_Stream, bool] = {}
     error = ""
-    for line in lines[1:]:
-        try:
-            event: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue  # cut, or no whole line
-        block = blocks.get(event.get("serial", -1))
-        match event["event"]:
+    bad_lines = 0
+    for number, line in enumerate(lines, 1):
+        event = _object(line)
+        name = event.get("event")
+        fields = _EVENTS.get(name) if isinstance(name, str) else None
+        if fields is None or _unfit(event, fields):
+            bad_lines += bool(line) and number < len(lines)  # the last one is cut, or empty
+            continue
+        block = blocks.get(event["serial"]) if "serial" in fields else None
+        match name:
             case "stack":
                 stacks[event["stack"]] = user_frames(Frame(**frame) for frame in event["frames"])
             case "allocated":
@@ -206,6 +290,7 @@ def read_records(path: str | Path) -> PostMortem:
         error=error,
         candidates=tuple(block.candidate(idle) for block in chosen),
         left_out=len(blocks) - len(chosen),
+        bad_lines=bad_lines,
     )
 
 

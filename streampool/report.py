@@ -378,7 +378,9 @@ class Report:
             It is not a report, or one of another version of the schema, or damaged: says where it is not as it should
             be. ``json.JSONDecodeError`` where it is no JSON at all.
         """
-        data = _checked(text)
+        from streampool._report_check import checked
+
+        data = checked(text, SCHEMA_ID, schema())
         coverage = dict(data["coverage"])
         coverage["not_checked"] = tuple(
             NotChecked(**{**entry, "places": tuple(entry["places"])}) for entry in coverage["not_checked"]
@@ -406,24 +408,6 @@ def schema() -> dict[str, Any]:
     """Give the JSON Schema (2020-12) of reports."""
     loaded: dict[str, Any] = json.loads((Path(__file__).parent / "report_schema.json").read_text(encoding="utf-8"))
     return loaded
-
-
-def _checked(text: str) -> dict[str, Any]:
-    """Give the data of a report's JSON, of the shape that the schema says."""
-    from streampool._report_check import problem_of
-
-    try:
-        data = json.loads(text)
-        found = data.get("schema") if isinstance(data, dict) else None
-        if found != SCHEMA_ID:
-            what = "none" if found is None else ascii(found)[:80]
-            raise ValueError(f"expected schema {SCHEMA_ID}, found {what}")
-        problem = problem_of(data, schema())
-    except RecursionError:  # what can just be read may be too deep to be shown
-        raise ValueError("the JSON is nested too deeply") from None
-    if problem is not None:
-        raise ValueError(problem)
-    return dict(data)
 
 
 def _version() -> str:

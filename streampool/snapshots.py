@@ -105,16 +105,13 @@ class Snapshot:
         Raises
         ------
         ValueError
-            It is no snapshot, or damaged: says where it is not as it should be.
+            It is no snapshot, or damaged: says where it is not as it should be. ``json.JSONDecodeError`` where it is
+            no JSON at all.
         """
-        from streampool._report_check import problem_of
+        from streampool._report_check import checked
         from streampool.report import schema
 
-        data: dict[str, Any] = json.loads(text)
-        rules = schema()
-        problem = problem_of(data, {"$ref": "#/$defs/snapshot", "$defs": rules["$defs"]})
-        if problem is not None:
-            raise ValueError(problem)
+        data = checked(text, SCHEMA_ID, {"$ref": "#/$defs/snapshot", "$defs": schema()["$defs"]})
         stacks = {number: tuple(Frame(**frame) for frame in frames) for number, frames in data["stacks"].items()}
         # Two calls in one line are two stacks, and look the same.
         holders: dict[tuple[object, ...], Holding] = {}

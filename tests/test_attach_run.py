@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from attach_scene import NATIVE_POOL, lines_of, python, watched
 
+from streampool.attach import _children
 from streampool.report import Report
 
 CUPY = "import cupy\na = cupy.empty(100_000)\n"
@@ -306,6 +309,36 @@ def test_a_program_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) -> 
     )
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_others_with_a_name_like_ours_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders = [tmp_path / f"streampool-run-{word}" for word in ("9" * 30 + "-x", "x-1", "-1-x")]
+    for folder in folders:
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    _children._remove_orphans()
+    assert sorted(tmp_path.iterdir()) == sorted(folders)
+
+
+def test_a_number_that_the_program_closed_and_took_for_a_file_of_its_own_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for taken in (True, False):
+        made = _children.Children(mode=None, device=None, libraries=[], leaks="definite", suppressions=[])
+        with (tmp_path / "own").open("w") as own:
+            if taken:
+                os.dup2(own.fileno(), made._lock)
+            made.close()
+            if taken:
+                assert os.path.samestat(os.fstat(made._lock), os.fstat(own.fileno()))
+                os.close(made._lock)
+            else:
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    os.fstat(made._lock)
 
 
 def test_what_numba_freed_during_a_capture_or_allocated_in_one_and_freed_is_no_leak(tmp_path: Path) -> None:

@@ -274,6 +274,26 @@ def test_a_served_call_allocates_from_streampool_and_the_others_do_not() -> None
     assert ended.out.splitlines() == ["streampool 10 debug", "streampool 20 debug"], ended.err
 
 
+def test_rmms_own_pool_is_called_back_in_the_form_of_older_and_of_newer_releases() -> None:
+    ended = attach_scene.python(
+        """
+        import rmm
+        from streampool._bench import libraries
+        said = []
+        rmm.mr.PoolMemoryResource.allocate = lambda self, *given: said.append(given) or 4096
+        rmm.mr.PoolMemoryResource.deallocate = lambda self, *given: said.append(given)
+        (call,) = [call for call in libraries.CALLS if call.facts["memory"] == "callback"]
+        call.make("cuda:0", "")(2)
+        calls, said[:] = len(said), []
+        mr = rmm.mr.get_per_device_resource(0)
+        mr.deallocate(mr.allocate(1000, "stream"), 1000, "stream")
+        mr.deallocate("stream", mr.allocate("stream", 1000, 256), 1000, 256)
+        print(calls, said[:2] == said[2:] == [(1000, "stream"), (4096, 1000, "stream")])
+        """
+    )
+    assert ended.out.splitlines() == ["4 True"], ended.err
+
+
 def test_a_library_that_cannot_be_measured_is_named_with_the_reason() -> None:
     result = measured("libraries")
     absent = {peer["label"]: peer["absent"] for peer in result["peers"]}

@@ -329,6 +329,15 @@ def test_tags_without_end_are_told_apart_up_to_a_number(mode: str) -> None:
     del kept
 
 
+def test_tags_that_are_gone_take_no_place_of_those_that_are_there() -> None:
+    pool = sp.Pool("sim:0", name="by request", mode="debug")
+    for first in (0, 200, 400):
+        kept = [tagged(pool, f"request {number}") for number in range(first, first + 200)]
+        held = {row[-1] for row in pool.holders(by_tag=True) if row[1]}
+        assert held == {f"request {number}" for number in range(first, first + 200)}
+        del kept
+
+
 def test_nothing_is_said_of_a_block_that_was_true_of_the_one_before_it_in_its_place() -> None:
     pool = sp.Pool("sim:0", mode="debug", track=False, quarantine_bytes=0)
     places = set()

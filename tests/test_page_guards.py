@@ -14,10 +14,16 @@ from typing import Any
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from scene import KIB, MIB, Scene, scene
 from test_report_html import assert_sound
+from test_report_json import ANYTHING, damaged, places
 
 import streampool as sp
+from streampool._report_check import problem_of
+from streampool.cli import cli
 from streampool.faults import BlockState, Fault, FaultKind
 from streampool.page_guards import read_records
 from streampool.report import Report, schema
@@ -568,6 +574,104 @@ def test_a_cut_last_line_is_left_out_and_other_files_are_refused(tmp_path: Path,
     path.write_text('{"schema": "other"}\n')
     with pytest.raises(ValueError, match="no records of page guards"):
         read_records(path)
+
+
+_ALLOCATED = [
+    *("serial", "address", "size", "begin", "reserved", "pages"),
+    *("stream", "thread", "time", "stack", "raw", "tag"),
+]
+LINES: list[dict[str, Any]] = [
+    {"schema": "urn:streampool:page-guards:1", "pid": 7, "pool": "p", "device": "sim:0", "seed": 5},
+    {"event": "stack", "stack": 3, "frames": [{"file": "a.py", "line": 2, "function": "f"}]},
+    *(
+        dict(zip(_ALLOCATED, (serial, 8192, 10, 4096, 8192, "right", stream, 1, 0.5, 3, False, "t"), strict=True))
+        | {"event": "allocated"}
+        for serial, stream in ((1, 11), (2, "capture 3"), (3, 11))
+    ),
+    {"event": "used_on", "serial": 1, "stream": 12},
+    {"event": "freed", "serial": 1, "stream": 11, "thread": 1, "time": 0.75, "stack": 3},
+    {"event": "revoked", "serial": 1},
+    {"event": "dropped", "serial": 3},
+    {"event": "idle", "stream": 12},
+    {"event": "named", "stream": 12},
+    {"event": "lost", "error": "it is lost"},
+]
+"""A line of each kind, as the core writes them."""
+
+
+def test_the_core_writes_lines_as_the_reader_knows_them(records_of: Path) -> None:
+    read = [json.loads(line) for line in records_of.read_text().splitlines()]
+    known = {line.get("event"): line.keys() for line in LINES}
+    assert {line.get("event"): line.keys() for line in read}.items() <= known.items()
+    assert read_records(records_of).bad_lines == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        (1, "frames", [{"file": "a.py", "line": 10**30, "function": "f"}]),
+        (1, "frames", [{"file": "a.py", "line": 1}]),
+        (2, "stream", [1]),
+        (2, "stream", "capture x"),
+        (2, "size", "x"),
+        (2, "size", float("nan")),
+        (2, "time", float("inf")),
+        (2, "tag", None),
+        (2, "event", {}),
+        (2, "event", "unheard of"),
+        (5, "serial", 1.5),
+        (9, "stream", {}),
+    ],
+)
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, line: int, name: str, value: Any) -> None:
+    path = tmp_path / "guards.jsonl"
+    texts = [json.dumps(damaged(one, (name,), value) if at == line else one) for at, one in enumerate(LINES)]
+    texts.insert(4, '{"event":"idle","str')
+    path.write_text("\n".join([*texts, '{"event":"los']))
+    records = read_records(path)
+    assert records.bad_lines == 2  # the last one was only cut
+    assert [one.block.serial for one in records.candidates] == ([2] if line == 2 else [1, 2])
+    assert "the file is damaged: 2 lines are left out" in records.to_text()
+    assert "2 lines are left out" in assert_sound(records.to_html()).text
+
+
+def test_records_are_read_whose_last_line_was_cut_inside_a_letter(tmp_path: Path) -> None:
+    path = tmp_path / "guards.jsonl"
+    path.write_bytes("\n".join(map(json.dumps, LINES)).encode() + b'\n{"event":"lost","error":"\xc3')
+    done = report_on(path)
+    assert done.returncode == 0, done.stderr
+    assert "2 blocks between unmapped pages" in done.stdout
+    assert "damaged" not in done.stdout
+
+
+def test_records_whose_first_line_is_damaged_are_refused_with_the_name_of_what_is(tmp_path: Path) -> None:
+    path = tmp_path / "guards.jsonl"
+    path.write_text("\n".join(json.dumps({**line, "seed": "x"}) for line in LINES))
+    done = report_on(path)
+    assert done.returncode == 2
+    assert f"{path} holds no whole records of page guards: 'seed' in its first line is missing" in done.stderr
+
+
+@given(
+    at=st.sampled_from([(number, *place) for number, line in enumerate(LINES) for place in [(), *places(line)]]),
+    value=ANYTHING,
+    form=st.sampled_from(["text", "html", "json"]),
+)
+def test_anything_in_any_place_of_records_is_left_out_or_shown_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, at: tuple[Any, ...], value: Any, form: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_text("\n".join(map(json.dumps, damaged(LINES, at, value))) + "\n")
+    expected = 0
+    try:
+        data = read_records(path).to_dict()
+    except ValueError:
+        assert at[0] == 0
+        expected = 2
+    else:
+        assert problem_of(data, {"$ref": "#/$defs/post_mortem", "$defs": schema()["$defs"]}) is None
+    done = CliRunner().invoke(cli, ["report", str(path), "--format", form])
+    assert done.exit_code == expected, (done.output, done.exception)
 
 
 def test_records_that_cannot_be_written_are_refused_before_anything_else(sc: Scene, tmp_path: Path) -> None:

@@ -66,6 +66,20 @@ def damaged(data: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()), max_size=20)
+    | st.sampled_from(["capture 3", "capture x", "0x10", "none", 1 << 63, 1 << 64]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+"""What JSON can hold."""
+
+
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_reader_finds_every_damage_that_the_schema_does_not_allow(step: int) -> None:
     """A report with a wrong type inside gave a traceback."""

@@ -12,9 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 from scene import MIB
 from test_metrics_holders import by_function
 from test_report_html import assert_sound
+from test_report_json import ANYTHING, damaged, places
 
 import streampool as sp
 from streampool import snapshots
@@ -101,6 +104,9 @@ def test_a_snapshot_of_a_pool_that_holds_nothing_says_so() -> None:
         (("holders", 0, "bytes"), -1, r"holders\[0\].bytes: expected 0 or more, found -1"),
         (("kind",), "unified", "kind: expected one of device, pinned, managed"),
         (("stacks",), [], "stacks: expected object, found an array"),
+        (("stats", "in_use"), "abc", "stats.in_use: expected integer, found 'abc'"),
+        (("stats", "limit"), {}, "stats.limit: expected integer, found an object"),
+        (("blocks", 0, "size"), float("nan"), "nan is no finite number"),
     ],
 )
 def test_a_damaged_snapshot_is_refused_and_names_the_part(
@@ -140,3 +146,56 @@ def test_the_profile_of_a_report_is_of_what_was_still_live(tmp_path: Path) -> No
     profile = by_function(out.read_bytes(), "reported", tag="kept")
     assert [sums["inuse_space"] for sums in profile.values()] == [4096]
     assert report(file, "--format", "pprof").stdout_bytes[:2] == b"\x1f\x8b"  # gzip, into a pipe
+
+
+def test_a_snapshot_is_known_by_its_schema_wherever_that_stands(saved: Path) -> None:
+    text = report(saved).stdout
+    for form in ({"sort_keys": True}, {"sort_keys": True, "indent": 1}):
+        saved.write_text(json.dumps(json.loads(saved.read_text()), **form))  # type: ignore[arg-type]
+        assert report(saved).stdout == text
+    # What only names it is none.
+    saved.write_text(json.dumps({"schema": "other", "about": snapshots.SCHEMA_ID}))
+    assert "expected schema urn:streampool:report:1, found 'other'" in report(saved).stderr
+
+
+@pytest.mark.parametrize("depth", [150, 5000, 100_000])
+def test_a_snapshot_that_is_nested_too_deeply_is_refused_with_words(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "pool.json"
+    path.write_text(json.dumps(WHOLE).replace('"HERE"', "[" * depth + "]" * depth))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        snapshots.read_snapshot(path)
+    done = report(path)
+    assert (done.exit_code, "nested too deeply" in done.stderr) == (2, True)
+
+
+def whole() -> dict[str, Any]:
+    with sp.Pool("sim:0", mode="debug") as pool:
+        block = pool.allocate(10, tag="t")
+        data = json.loads(json.dumps(pool.snapshot()))
+        block.close()
+    return {**data, "tool": {**data["tool"], "more": "HERE"}}
+
+
+WHOLE = whole()
+
+
+@given(
+    place=st.sampled_from(list(places(WHOLE))), value=ANYTHING, form=st.sampled_from(["text", "html", "json", "pprof"])
+)
+def test_anything_in_any_place_of_a_snapshot_is_shown_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, place: tuple[Any, ...], value: Any, form: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_text(json.dumps(damaged(WHOLE, place, value)))
+    try:
+        one = snapshots.read_snapshot(path)
+    except ValueError:
+        expected = 2
+    else:
+        expected = 0
+        assert json.loads(one.to_json()) == json.loads(path.read_text())
+    done = report(path, "--format", form)
+    assert done.exit_code == expected, (done.output, done.exception)
+    if expected:
+        wanted = "report: expected schema" if place == ("schema",) else "is JSON, but no whole streampool snapshot"
+        assert wanted in done.stderr

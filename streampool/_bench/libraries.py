@@ -134,17 +134,12 @@ def _rmm_callback(device: str, options: str) -> Loop:
     """Call Python back as streampool's resource does, but for RMM's own pool: what the way itself costs."""
     import rmm
 
+    from streampool.attach.rmm import callback_resource
+
     pool = _rmm_pool(device)
-    resource = rmm.mr.CallbackMemoryResource(
-        lambda size, stream: pool.allocate(size, stream), lambda ptr, size, stream: pool.deallocate(ptr, size, stream)
-    )
+    resource = callback_resource(lambda size, stream, alignment: pool.allocate(size, stream), pool.deallocate)
     rmm.mr.set_per_device_resource(ordinal_of(device), resource)
-    loop = _rmm_buffer(device)
-
-    def keeping(n: int, _kept: Any = (pool, resource)) -> None:  # RMM borrows the functions
-        loop(n)
-
-    return keeping
+    return _rmm_buffer(device)
 
 
 # As install names it, its module, as --peers names it, a word for the call, the call, its loop.

@@ -79,9 +79,11 @@ class Children:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        # The program may have closed all that it found open: then the number is nobody's, or its own file's.
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._lock), os.stat(self._folder / _LOCK)):
+                os.close(self._lock)
         shutil.rmtree(self._folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the program closed all that it found open
-            os.close(self._lock)
 
 
 def _make_folder() -> tuple[Path, int]:
@@ -95,7 +97,7 @@ def _make_folder() -> tuple[Path, int]:
 def _remove_orphans() -> None:
     """Remove what processes left behind that were ended from outside, or by ``os._exit``: nobody else can."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, OverflowError):  # others' folders, whose names hold no pid
             if _is_orphan(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -7,6 +7,7 @@ our checks, ``CudaAsyncViewMemoryResource`` takes the driver's pool.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from streampool import _core
@@ -14,7 +15,7 @@ from streampool.attach._coverage import Usage
 from streampool.attach._pools import Pools
 from streampool.pool import Pool
 
-__all__ = ["make", "memory_resource"]
+__all__ = ["callback_resource", "make", "memory_resource"]
 
 _ALIGNMENT = 256  # bytes: RMM's
 
@@ -27,20 +28,31 @@ def memory_resource(pool: Pool) -> Any:
 
 
 def _resource(pool_of: Any) -> Any:
-    import rmm.mr
-
-    # RMM to 26.10 calls with (bytes, stream) and (address, bytes, stream), later ones with the stream first and an
-    # alignment last.
-    def allocate(*given: Any) -> int:
-        nbytes, stream, alignment = (*given, _ALIGNMENT) if len(given) == 2 else (given[1], given[0], given[2])
+    def allocate(nbytes: int, stream: Any, alignment: int) -> int:
         address: int = pool_of().allocate_owned(nbytes, stream=_handle(stream), alignment=alignment)
         return address
 
-    def deallocate(*given: Any) -> None:
-        ptr, nbytes, stream = given if len(given) == 3 else (given[1], given[2], given[0])
+    def deallocate(ptr: int, nbytes: int, stream: Any) -> None:
         pool_of().free_raw_sized(ptr, nbytes, stream=_handle(stream))
 
-    resource = rmm.mr.CallbackMemoryResource(allocate, deallocate)
+    return callback_resource(allocate, deallocate)
+
+
+def callback_resource(allocate: Callable[[int, Any, int], int], deallocate: Callable[[int, int, Any], object]) -> Any:
+    """Give a resource that calls ``allocate(bytes, stream, alignment)`` and ``deallocate(address, bytes, stream)``.
+
+    RMM to 26.10 calls with (bytes, stream) and (address, bytes, stream), later ones with the stream first and an
+    alignment last. The functions are kept for good.
+    """
+    import rmm.mr
+
+    def allocates(*given: Any) -> int:
+        return allocate(*given, _ALIGNMENT) if len(given) == 2 else allocate(given[1], given[0], given[2])
+
+    def deallocates(*given: Any) -> None:
+        deallocate(*(given if len(given) == 3 else (given[1], given[2], given[0])))
+
+    resource = rmm.mr.CallbackMemoryResource(allocates, deallocates)
     _kept.append(resource)
     return resource
 

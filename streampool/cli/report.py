@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -15,11 +16,8 @@ from streampool.cli._common import echo, read_suppressions
 
 if TYPE_CHECKING:
     from streampool.report import Report
-    from streampool.snapshots import Snapshot
 
 __all__ = ["command"]
-
-_HEAD = 200  # characters at the begin of a file, where its schema stands
 
 
 @click.command(
@@ -66,16 +64,18 @@ def command(file: Path, form: str, as_json: bool, suppressions: Path | None, out
     FILE may also be the records of page guards, which option page_guard_records names: then the blocks are listed that
     the access which stopped the device may have been meant for.
     """
-    from streampool import page_guards
+    from streampool import page_guards, snapshots
     from streampool.report import Report
 
     form = "json" if as_json else form
-    text = _read(file)
-    if page_guards.SCHEMA_ID in text.partition("\n")[0] and "schema" in text:
+    data = _read(file)
+    schema = _schema_of(data)
+    if schema == page_guards.SCHEMA_ID:
         _put(_records(file, form, suppressions), output, force=force)
         return
-    if (snapshot := _snapshot(text, file)) is not None:
-        _put(_of_snapshot(snapshot, file, form, suppressions), output, force=force)
+    text = _decoded(data, file)
+    if schema == snapshots.SCHEMA_ID:
+        _put(_of_snapshot(text, file, form, suppressions), output, force=force)
         return
     try:
         report = Report.from_json(text)
@@ -121,21 +121,22 @@ def _profile(report: Report) -> bytes:
     )
 
 
-def _snapshot(text: str, file: Path) -> Snapshot | None:
-    """Read a snapshot; None: it is something else."""
-    from streampool import snapshots
+def _schema_of(data: bytes) -> object:
+    """Give the schema that the first line names, or the whole text; None: neither does."""
+    for part in (data.partition(b"\n")[0], data):
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(part)
+            return found.get("schema") if isinstance(found, dict) else None
+    return None
 
-    if snapshots.SCHEMA_ID not in text[:_HEAD]:
-        return None
+
+def _of_snapshot(text: str, file: Path, form: str, suppressions: Path | None) -> str | bytes:
+    from streampool.snapshots import Snapshot
+
     try:
-        return snapshots.Snapshot.from_json(text)
-    except json.JSONDecodeError as error:
-        raise click.UsageError(f"{file} is no whole snapshot: {_no_json(text, error)}") from None
-    except (ValueError, RecursionError) as error:
+        snapshot = Snapshot.from_json(text)
+    except ValueError as error:
         raise click.UsageError(f"{file} is JSON, but no whole streampool snapshot: {error}") from None
-
-
-def _of_snapshot(snapshot: Snapshot, file: Path, form: str, suppressions: Path | None) -> str | bytes:
     if form == "suppressions" or suppressions is not None:
         raise click.UsageError(f"{file} is a pool's snapshot, which has no findings to suppress")
     made: dict[str, Callable[[], str | bytes]] = {
@@ -156,7 +157,10 @@ def _records(file: Path, form: str, suppressions: Path | None) -> str:
         )
     if form == "pprof":
         raise click.UsageError(f"{file} holds records of page guards: nothing of it is a profile")
-    records = read_records(file)
+    try:
+        records = read_records(file)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     return {"json": records.to_json, "html": records.to_html}.get(form, records.to_text)()
 
 
@@ -183,13 +187,18 @@ def _put(made: str | bytes, output: Path | None, *, force: bool) -> None:
     click.echo(f"streampool: written to {output}", err=True)
 
 
-def _read(file: Path) -> str:
+def _read(file: Path) -> bytes:
     try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"{file} is no JSON report: byte {error.start:,} is not text in UTF-8") from None
+        return file.read_bytes()
     except OSError as error:
         raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _decoded(data: bytes, file: Path) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is no JSON report: byte {error.start:,} is not text in UTF-8") from None
 
 
 def _no_json(text: str, error: json.JSONDecodeError) -> str:

@@ -124,7 +124,7 @@ class PoolHolders:
 def read(*, in_background: bool = False, by_tag: bool = False) -> list[PoolHolders]:
     """Look at all pools now, those that hold most first. Looks at every live block, so not in a hot loop.
 
-    ``by_tag`` tells the tags of a call stack apart: of a pool the first 256, others are ``_other``.
+    ``by_tag`` tells the tags of a call stack apart: of a pool 256, others are ``_other``.
     """
     found: dict[PoolName, tuple[int, dict[tuple[int, str], Holder]]] = {}
 

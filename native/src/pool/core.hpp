@@ -643,8 +643,9 @@ class Core final : public std::enable_shared_from_this<Core>, private debug::Hos
   static constexpr std::size_t kMostTags = 256;
   std::mutex sites_mutex_;
   std::map<SiteName, Site> sites_;
-  std::set<std::string, std::less<>> tags_;
-  std::string bounded_tag(std::string_view tag);
+  using Tags = std::set<std::string, std::less<>>;
+  Tags tags_;
+  static std::string bounded_tag(std::string_view tag, Tags& known);
   // When a look first saw each live sampled block: those have no time of their own. One looks at a time.
   struct FirstSeen {
     std::uint32_t generation = 0;

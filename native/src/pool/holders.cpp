@@ -14,17 +14,17 @@ void Core::count_site(const AllocRequest& request) {
   if (request.stack == 0) return;
   const double size = static_cast<double>(request.size), weight = sampler_.weight(request.size);
   std::lock_guard lock(sites_mutex_);
-  Site& site = sites_[{request.stack, bounded_tag(request.tag)}];
+  Site& site = sites_[{request.stack, bounded_tag(request.tag, tags_)}];
   site.bytes += weight;
   site.blocks += size > 0 ? weight / size : 1;
 }
 
-// Under the mutex of the sites.
-std::string Core::bounded_tag(std::string_view tag) {
+// A tag, or the word for those beyond what `known` has room for.
+std::string Core::bounded_tag(std::string_view tag, Tags& known) {
   constexpr const char* kOtherTag = "_other";
-  if (tag.empty() || tags_.contains(tag)) return std::string(tag);
-  if (tags_.size() >= kMostTags) return kOtherTag;
-  return *tags_.emplace(tag).first;
+  if (tag.empty() || known.contains(tag)) return std::string(tag);
+  if (known.size() >= kMostTags) return kOtherTag;
+  return *known.emplace(tag).first;
 }
 
 // When a live block was first there, as far as is known; what is seen stands in `next` for the next look. With the
@@ -80,8 +80,9 @@ std::vector<Holder> Core::holders(bool by_tag) {
   };
   {
     std::lock_guard lock(sites_mutex_);
+    Tags known = by_tag ? tags_ : Tags();  // what is only looked at takes no place for good
     for (const auto& [name, sum] : by_site) {
-      Holder& holder = of(name.first, bounded_tag(name.second));
+      Holder& holder = of(name.first, bounded_tag(name.second, known));
       holder.bytes += rounded(sum.bytes);
       holder.blocks += rounded(sum.blocks);
       holder.oldest = std::max(holder.oldest, now - sum.since);
