@@ -406,8 +406,8 @@ Errc Core::climb(Named& t, const Need& need, const AllocRequest& request, Found*
     }
 
     // The driver; first beside what is free already, then the whole. What came may be taken, or trimmed, by others
-    // before it is found here: then they got on, and more is asked for. A piece of the driver's pool that is not found may
-    // be there and not done.
+    // before it is found here: then they got on, and more is asked for. A piece of the driver's pool that is not found
+    // may be there and not done.
     const int most = source_ == SegmentSource::driver ? 2 : 100;
     for (int growths = 0; growths < most; ++growths) {
       grown = grow_for(t, need, growths != 1, Moving::slack, &refusal);
