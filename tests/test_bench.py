@@ -216,7 +216,8 @@ WITHOUT_A_LOOKALIKE = "cuda-core"  # the real one is there, and needs a GPU
 def through_lookalikes() -> engine.Engine:
     """The kind libraries, measured with the small libraries of tests/lookalikes on the simulated device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(LOOKALIKES), os.environ.get("PYTHONPATH", "")]))
+        paths = [str(LOOKALIKES), *filter(None, [os.environ.get("PYTHONPATH")])]  # an empty one is this folder
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
         patch.setattr(kinds, "_is_here", lambda call, settings: True)
         found = [peers.Found(one) for one in peers.PEERS if "libraries" in one.kinds if one.name != WITHOUT_A_LOOKALIKE]
         settings = kinds.Settings("sim:0", 64, 1, "mode=debug", 2)
