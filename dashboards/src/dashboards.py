@@ -146,11 +146,11 @@ DEBUG = Row(
     "Debug mode",
     (
         Panel("Kept back", "Freed memory in quarantine, with what still waits for its work, and the most that stays there.", "bytes",
-              ((series("quarantined_bytes"), WHERE), (f"{series('quarantine_limit_bytes')} > 0", WHERE + " limit"))),
+              ((series("quarantined_bytes"), WHERE), (series("quarantine_limit_bytes"), WHERE + " limit"))),
         Panel("What debug mode takes of the device", "Guards, and memory behind blocks with pages of their own.", "bytes",
-              ((series("guard_bytes"), WHERE + " guards"), (f"{series('page_guarded_bytes')} > 0", WHERE + " pages"))),
+              ((series("guard_bytes"), WHERE + " guards"), (series("page_guarded_bytes"), WHERE + " pages"))),
         Panel("What it takes of the host", "Facts of blocks, live or in quarantine.", "bytes",
-              ((f"{series('debug_host_bytes', PROCESS)} > 0", "{{instance}}"),)),
+              ((series("debug_host_bytes", PROCESS), "{{instance}}"),)),
     ),
 )  # fmt: skip
 FRAGMENTS = Row(
