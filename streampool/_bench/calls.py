@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from streampool._bench import libraries
+from streampool._bench import libraries, loops
 from streampool._bench.call import SIZE, Call, Loop, check, ordinal_of, settings_of
 
 __all__ = ["CALLS", "DEPTH", "FEATURES", "loops_of"]
@@ -96,40 +96,8 @@ def _nothing(device: str, options: str) -> Loop:
 # -- PyTorch, CuPy, RMM, cuda.core, Numba ------------------------------------------------------------------------------
 
 
-def _torch(device: str) -> Any:
-    import torch
-
-    torch.cuda.set_device(ordinal_of(device))
-    torch.cuda.init()
-    return torch
-
-
-def _torch_raw(device: str, options: str) -> Loop:
-    torch = _torch(device)
-    stream = torch.cuda.current_stream().cuda_stream
-    allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
-    delete = torch._C._cuda_cudaCachingAllocator_raw_delete
-
-    def loop(n: int) -> None:
-        for _ in range(n):
-            delete(allocate(SIZE, stream))
-
-    return loop
-
-
-def _torch_empty(device: str, options: str) -> Loop:
-    torch = _torch(device)
-    empty, where, kind = torch.empty, torch.device(device), torch.uint8
-
-    def loop(n: int) -> None:
-        for _ in range(n):
-            empty(SIZE, dtype=kind, device=where)
-
-    return loop
-
-
 def _torch_pinned(device: str, options: str) -> Loop:
-    torch = _torch(device)
+    torch = loops.torch_on(device)
     empty, kind = torch.empty, torch.uint8
 
     def loop(n: int) -> None:
@@ -141,8 +109,8 @@ def _torch_pinned(device: str, options: str) -> Loop:
 
 def _torch_history(stacks: str, deep: bool) -> Callable[[str, str], Loop]:
     def make(device: str, options: str) -> Loop:
-        loop = _torch_empty(device, options)
-        _torch(device).cuda.memory._record_memory_history(
+        loop = loops.torch_empty(device)
+        loops.torch_on(device).cuda.memory._record_memory_history(
             enabled="all", context="all", stacks=stacks, max_entries=100_000
         )
         return _deep(loop) if deep else loop
@@ -152,10 +120,7 @@ def _torch_history(stacks: str, deep: bool) -> Callable[[str, str], Loop]:
 
 def _cupy_pool(name: str) -> Callable[[str, str], Loop]:
     def make(device: str, options: str) -> Loop:
-        import cupy
-
-        cupy.cuda.Device(ordinal_of(device)).use()
-        malloc = getattr(cupy.cuda, name)().malloc
+        malloc = getattr(loops.cupy_on(device).cuda, name)().malloc
 
         def loop(n: int) -> None:
             for _ in range(n):
@@ -166,23 +131,10 @@ def _cupy_pool(name: str) -> Callable[[str, str], Loop]:
     return make
 
 
-def _cupy_empty(device: str, options: str) -> Loop:
-    import cupy
-
-    cupy.cuda.Device(ordinal_of(device)).use()
-    empty = cupy.empty
-
-    def loop(n: int) -> None:
-        for _ in range(n):
-            empty(SIZE, dtype="u1")
-
-    return loop
-
-
 def _rmm_pool(tracking: bool = False) -> Any:
     import rmm.mr
 
-    pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=1 << 28)
+    pool = loops.rmm_pool()
     return rmm.mr.TrackingResourceAdaptor(pool, capture_stacks=True) if tracking else pool
 
 
@@ -207,12 +159,7 @@ def _rmm_buffer(tracking: bool) -> Callable[[str, str], Loop]:
         import rmm
 
         rmm.mr.set_current_device_resource(_rmm_pool(tracking))
-        buffer = rmm.DeviceBuffer
-
-        def loop(n: int) -> None:
-            for _ in range(n):
-                buffer(size=SIZE)
-
+        loop = loops.rmm_buffer(device)
         return _deep(loop) if tracking else loop
 
     return make
@@ -247,20 +194,6 @@ def _cuda_bindings(device: str, options: str) -> Loop:
         for _ in range(n):
             _, pointer = allocate(SIZE, stream)
             free(pointer, stream)
-
-    return loop
-
-
-def _numba(device: str, options: str) -> Loop:
-    import numpy as np
-    from numba import cuda
-
-    cuda.select_device(ordinal_of(device))
-    array, kind = cuda.device_array, np.uint8
-
-    def loop(n: int) -> None:
-        for _ in range(n):
-            array(SIZE, dtype=kind)
 
     return loop
 
@@ -302,9 +235,9 @@ CALLS: tuple[Call, ...] = (
         "cupy-async", "CuPy MemoryAsyncPool.malloc", "python", "cupy-async", "cupy", "cupy",
         _cupy_pool("MemoryAsyncPool"),
     ),
-    Call("cupy-empty", "cupy.empty", "python", "cupy", "cupy", "cupy", _cupy_empty),
-    Call("torch-raw", "PyTorch raw alloc + delete", "python", "torch", "torch", "torch", _torch_raw),
-    Call("torch-empty", "torch.empty", "python", "torch", "torch", "torch", _torch_empty),
+    Call("cupy-empty", "cupy.empty", "python", "cupy", "cupy", "cupy", loops.own(loops.cupy_empty)),
+    Call("torch-raw", "PyTorch raw alloc + delete", "python", "torch", "torch", "torch", loops.own(loops.torch_raw)),
+    Call("torch-empty", "torch.empty", "python", "torch", "torch", "torch", loops.own(loops.torch_empty)),
     Call("torch-pinned", "torch.empty, pinned", "python", "torch", "torch", "torch", _torch_pinned),
     Call("rmm-raw", "RMM pool, allocate + deallocate", "python", "rmm-pool", "rmm", "rmm", _rmm_raw),
     Call("rmm-buffer", "rmm.DeviceBuffer on a pool", "python", "rmm-pool", "rmm-buffer", "rmm", _rmm_buffer(False)),
@@ -313,7 +246,7 @@ CALLS: tuple[Call, ...] = (
         "cuda-bindings", "cuda.bindings cuMemAllocAsync + cuMemFreeAsync", "python", "cuda-bindings", "cuda-bindings",
         "cuda.bindings", _cuda_bindings,
     ),
-    Call("numba", "numba.cuda.device_array", "python", "numba", "numba", "numba", _numba),
+    Call("numba", "numba.cuda.device_array", "python", "numba", "numba", "numba", loops.own(loops.numba_array)),
     Call(
         "debug-raw", "streampool debug, raw calls, Python stacks of depth 10", "debug", "streampool",
         "streampool-debug", "", _streampool_debug, False,
@@ -361,17 +294,17 @@ CALLS: tuple[Call, ...] = (
 
 def loops_of(process: str, device: str, options: str) -> dict[str, Loop]:
     """Make the loops of one process, by name. A loop that cannot be made raises when it is called."""
-    loops: dict[str, Loop] = {}
+    made: dict[str, Loop] = {}
     for call in CALLS:
         if call.process != process:
             continue
         try:
-            loops[call.name] = call.make(device, options)
+            made[call.name] = call.make(device, options)
         except Exception as error:
-            loops[call.name] = _failing(error)
-    if not loops:
+            made[call.name] = _failing(error)
+    if not made:
         raise ValueError(f"there is no process {process!r}")
-    return loops
+    return made
 
 
 def _failing(error: Exception) -> Loop:

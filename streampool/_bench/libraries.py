@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from streampool._bench.call import SIZE, Call, Loop, ordinal_of, settings_of
+from streampool._bench import loops
+from streampool._bench.call import Call, Loop, ordinal_of, settings_of
 
 __all__ = ["CALLS"]
-
-_LARGEST_POOL = 1 << 28  # bytes that RMM's pool begins with, as in the other kinds
 
 
 def _serve(library: str, device: str, options: str) -> None:
@@ -25,91 +24,7 @@ def _serve(library: str, device: str, options: str) -> None:
         sp.install(library, **settings)
 
 
-def _repeat(pair: Callable[[], Any]) -> Loop:
-    """Call it again and again; what it gives is dropped, which frees it."""
-
-    def loop(n: int) -> None:
-        for _ in range(n):
-            pair()
-
-    return loop
-
-
-# -- how each library allocates and frees; called when it is known whose memory it is ----------------------------------
-
-
-def _torch(device: str) -> Any:
-    import torch
-
-    torch.cuda.set_device(ordinal_of(device))
-    return torch
-
-
-def _torch_empty(device: str) -> Loop:
-    torch = _torch(device)
-    return _repeat(partial(torch.empty, SIZE, dtype=torch.uint8, device=torch.device(device)))
-
-
-def _torch_raw(device: str) -> Loop:
-    torch = _torch(device)
-    stream = torch.cuda.current_stream().cuda_stream
-    allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
-    delete = torch._C._cuda_cudaCachingAllocator_raw_delete
-
-    def loop(n: int) -> None:
-        for _ in range(n):
-            delete(allocate(SIZE, stream))
-
-    return loop
-
-
-def _cupy(device: str) -> Any:
-    import cupy
-
-    cupy.cuda.Device(ordinal_of(device)).use()
-    return cupy
-
-
-def _cupy_alloc(device: str) -> Loop:
-    return _repeat(partial(_cupy(device).cuda.alloc, SIZE))
-
-
-def _cupy_empty(device: str) -> Loop:
-    return _repeat(partial(_cupy(device).empty, SIZE, dtype="u1"))
-
-
-def _numba_array(device: str) -> Loop:
-    from numba import cuda
-
-    cuda.select_device(ordinal_of(device))
-    return _repeat(partial(cuda.device_array, SIZE, dtype="u1"))
-
-
-def _rmm_buffer(device: str) -> Loop:
-    import rmm
-
-    return _repeat(partial(rmm.DeviceBuffer, size=SIZE))
-
-
-def _cuda_core_buffer(device: str) -> Loop:
-    from cuda.core import Device
-
-    made = Device(ordinal_of(device))
-    made.set_current()
-    stream = made.create_stream()
-
-    def loop(n: int, allocate: Any = made.allocate) -> None:
-        for _ in range(n):
-            allocate(SIZE, stream=stream).close()
-
-    return loop
-
-
 # -- whose memory it is ------------------------------------------------------------------------------------------------
-
-
-def _own(loop: Callable[[str], Loop], device: str, options: str) -> Loop:
-    return loop(device)
 
 
 def _served(library: str, loop: Callable[[str], Loop], device: str, options: str) -> Loop:
@@ -117,17 +32,11 @@ def _served(library: str, loop: Callable[[str], Loop], device: str, options: str
     return loop(device)
 
 
-def _rmm_pool(device: str) -> Any:
-    import rmm
-
-    return rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=_LARGEST_POOL)
-
-
 def _rmm_own(device: str, options: str) -> Loop:
     import rmm
 
-    rmm.mr.set_per_device_resource(ordinal_of(device), _rmm_pool(device))
-    return _rmm_buffer(device)
+    rmm.mr.set_per_device_resource(ordinal_of(device), loops.rmm_pool())
+    return loops.rmm_buffer(device)
 
 
 def _rmm_callback(device: str, options: str) -> Loop:
@@ -136,28 +45,28 @@ def _rmm_callback(device: str, options: str) -> Loop:
 
     from streampool.attach.rmm import callback_resource
 
-    pool = _rmm_pool(device)
+    pool = loops.rmm_pool()
     resource = callback_resource(lambda size, stream, alignment: pool.allocate(size, stream), pool.deallocate)
     rmm.mr.set_per_device_resource(ordinal_of(device), resource)
-    return _rmm_buffer(device)
+    return loops.rmm_buffer(device)
 
 
 # As install names it, its module, as --peers names it, a word for the call, the call, its loop.
 _CALLS: tuple[tuple[str, str, str, str, str, Callable[[str], Loop]], ...] = (
-    ("torch", "torch", "torch", "torch-empty", "torch.empty", _torch_empty),
-    ("torch", "torch", "torch", "torch-raw", "PyTorch, raw alloc + delete", _torch_raw),
-    ("cupy", "cupy", "cupy", "cupy-empty", "cupy.empty", _cupy_empty),
-    ("cupy", "cupy", "cupy", "cupy-alloc", "cupy.cuda.alloc", _cupy_alloc),
-    ("numba", "numba", "numba", "numba-array", "numba.cuda.device_array", _numba_array),
-    ("rmm", "rmm", "rmm-pool", "rmm-buffer", "rmm.DeviceBuffer", _rmm_buffer),
-    ("cuda.core", "cuda.core", "cuda-core", "cuda-core-buffer", "cuda.core allocate + close", _cuda_core_buffer),
+    ("torch", "torch", "torch", "torch-empty", "torch.empty", loops.torch_empty),
+    ("torch", "torch", "torch", "torch-raw", "PyTorch, raw alloc + delete", loops.torch_raw),
+    ("cupy", "cupy", "cupy", "cupy-empty", "cupy.empty", loops.cupy_empty),
+    ("cupy", "cupy", "cupy", "cupy-alloc", "cupy.cuda.alloc", loops.cupy_alloc),
+    ("numba", "numba", "numba", "numba-array", "numba.cuda.device_array", loops.numba_array),
+    ("rmm", "rmm", "rmm-pool", "rmm-buffer", "rmm.DeviceBuffer", loops.rmm_buffer),
+    ("cuda.core", "cuda.core", "cuda-core", "cuda-core-buffer", "cuda.core allocate + close", loops.cuda_core_buffer),
 )
 
 
 def _rows() -> Iterator[Call]:
     for library, module, peer, word, how, loop in _CALLS:
         ways: list[tuple[str, str, Callable[[str, str], Loop]]] = [
-            ("own", "its own pool", _rmm_own if library == "rmm" else partial(_own, loop)),
+            ("own", "its own pool", _rmm_own if library == "rmm" else loops.own(loop)),
             ("streampool", "streampool", partial(_served, library, loop)),
         ]
         if library == "numba":

@@ -9,6 +9,10 @@ from torch import _C
 from . import memory
 
 
+def init():
+    pass
+
+
 def set_device(device):
     pass
 
