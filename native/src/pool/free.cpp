@@ -361,7 +361,10 @@ void Core::note_unfenced(Named& named, Bytes bytes, Ticket ticket) {
   if (s.lasting) {
     // Nobody fences a lasting stream on a free; the debugger asks for completion all the time, so here it pays.
     if (debugger_ == nullptr) return;
-    s.count_unfenced(bytes);
+    {
+      std::lock_guard lock(s.lock);
+      s.count_unfenced(bytes);
+    }
     if (is_due(s)) fences_.record(s, named.handle(), ticket);
     return;
   }
@@ -454,7 +457,10 @@ void Core::drain(bool may_let_go) {
       finish_free(*record, address_of(*record), by, any_stream_for(by), 0, &ticket,
                   debugger_ != nullptr ? driver_->now() : 0);
       // Nobody named the stream: the next call that does will fence it.
-      if (debugger_ != nullptr && by.stream.lasting) by.stream.count_unfenced(gross);
+      if (debugger_ != nullptr && by.stream.lasting) {
+        std::lock_guard lock(by.stream.lock);
+        by.stream.count_unfenced(gross);
+      }
       by.stream.owed.store(true, std::memory_order_release);
     }
     record = next;
