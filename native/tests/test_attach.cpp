@@ -93,6 +93,29 @@ STREAMPOOL_TEST("a free without a stream in a capture is done after it, and the 
   CHECK_EQ(scene.core->stats().live_blocks, 0u);
 }
 
+// Reported by a reviewer: in a capture the report named no line, and outside of one there was no report.
+STREAMPOOL_TEST("a second free without a stream is filed with both lines, in a capture and outside of one") {
+  pool::Options options = testing::steady();
+  options.debug.guard_bytes = 256;
+  options.debug.quarantine_bytes = kMiB;
+  options.debug.track = true;
+  const Scene scene(options);
+  const auto memory = scene.unordered();
+  for (const bool capturing : {false, true}) {
+    const Address address = scene.take(*memory, 5000);
+    pool::Failure failure;
+    if (capturing) scene.core->begin_capture();
+    CHECK(memory->free(address, 11, &failure) == pool::Errc::ok);
+    CHECK(memory->free(address, 12, &failure) == pool::Errc::double_free);
+    if (capturing) CHECK(scene.core->end_capture(0, &failure) == pool::Errc::ok);
+    const auto faults = scene.core->take_faults();
+    CHECK_EQ(faults.size(), std::size_t{1});
+    CHECK_EQ(faults[0].at, debug::StackId{12});
+    CHECK(faults[0].block.has_value());
+    CHECK_EQ(faults[0].block->freed_at, debug::StackId{11});
+  }
+}
+
 STREAMPOOL_TEST("a free that the driver refuses to order is done by a later call") {
   Scene scene;
   const auto memory = scene.unordered();

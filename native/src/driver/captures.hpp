@@ -42,9 +42,9 @@ class Captures {
   std::vector<std::uint64_t> seen_keys();
   bool any_seen() const { return seen_until_.load(std::memory_order_acquire) != 0; }
 
-  // Held shared around every fence that is recorded without the stream's owner in the call, with declared() asked
-  // before and inside; taken exclusively once while a capture is being declared. Asking the stream itself is not
-  // enough: it may begin to capture, or join, right after it was asked.
+  // Held shared around what touches streams without their owners in the call: whoever declares a capture waits for it.
+  // Searches for memory ask declared() inside, since a stream may begin to capture, or join, right after it was asked;
+  // and before, so that who declares one gets there. A call that was given its streams asks each before touching it.
   std::shared_mutex& gate() { return gate_; }
 
  private:
