@@ -12,6 +12,7 @@ namespace {
 using namespace streampool;
 using namespace streampool::driver;
 using namespace streampool::pool;
+using testing::limited;
 using testing::PoolScene;
 using testing::steady;
 
@@ -131,10 +132,7 @@ STREAMPOOL_TEST("a graph's block that is freed without a stream is pending until
 
 // Reported by a run under load: a stream may begin to capture right after another thread asked it whether it does.
 STREAMPOOL_TEST("while a capture is declared nobody but its owner's calls touches a registered stream") {
-  pool::Options options = steady();
-  options.limit = 4 * kMiB;
-  options.wait_timeout = 0;
-  PoolScene scene(options);
+  PoolScene scene(limited(4 * kMiB));
   Failure failure;
   const StreamHandle a = scene.lasting(), b = scene.lasting();
   const BlockRef block = scene.alloc(3 * kMiB, a);
@@ -165,10 +163,7 @@ STREAMPOOL_TEST("while a capture is declared nobody but its owner's calls touche
 
 // Reported by a tester: a warm-up on the stream, then its capture, and no memory although none was in use.
 STREAMPOOL_TEST("what was freed before a capture is declared serves the capture once it is done") {
-  pool::Options options = steady();
-  options.limit = 40 * kMiB;
-  options.wait_timeout = 0;
-  PoolScene scene(options);
+  PoolScene scene(limited(40 * kMiB));
   Failure failure;
   const StreamHandle stream = scene.lasting();
   for (int round = 0; round < 3; ++round) {

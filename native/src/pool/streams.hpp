@@ -107,8 +107,7 @@ class StreamTable {
   // cannot be asked again without its owner.
   bool capture_known() const { return captures_.known(driver_.now()); }
   bool capture_declared() const { return captures_.declared(); }
-  // Held shared around every fence that is recorded without the stream's owner in the call, with capture_declared()
-  // asked inside; held exclusively while a capture is declared.
+  // As driver::Captures has it; taken exclusively while a registered handle gets another meaning as well.
   std::shared_mutex& capture_gate() { return captures_.gate(); }
 
   // Every heap there ever was, without a lock: for who only reads what may be read so.
